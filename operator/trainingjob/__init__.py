@@ -1,0 +1,1 @@
+"""The operator: the TrainingJob resource, its planning, and what carries it out."""

@@ -1,0 +1,1 @@
+"""The TrainingJob resource: its types, and the CustomResourceDefinition made from them."""

@@ -1,0 +1,1 @@
+"""The training entrypoint that runs inside a job's Ray cluster."""
