@@ -1,1 +1,1 @@
-"""planning"""
+"""Every decision of the operator, as pure functions: no I/O, no clock, no chance."""
