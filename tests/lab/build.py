@@ -21,6 +21,9 @@ KUBERAY = "1.6.0"
 HELM = "3.22.0"
 COREDNS = "1.15.0"
 
+#: The fast parser where the machine's pyyaml has it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 _SERVER_PROGRAMS = (
     "kube-apiserver",
@@ -145,9 +148,7 @@ def kuberay_crds() -> Path:
         part.mkdir(parents=True)
         for crd in Path(module["Dir"], "config/crd/bases").glob("*.yaml"):
             # The descriptions are two thirds of 4 MB that every API server would have to digest.
-            content = yaml.load(
-                crd.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            )
+            content = yaml.load(crd.read_text(), Loader=LOADER)
             (part / f"{crd.stem}.json").write_text(json.dumps(_without_descriptions(content)))
         part.rename(target)
     return target

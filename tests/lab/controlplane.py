@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
+
 from tests.lab import build
 from tests.lab.pki import Authority, write_kubeconfig
 from tests.lab.proc import LabError, die_with_parent, run, tail, wait_for
@@ -86,8 +88,8 @@ def apiserver_argv(
     ]
 
 
-def answers(url: str, *, token: str | None = None) -> bool:
-    """Whether a URL answers 200; certificates are not looked at, this is a sign of life only."""
+def fetch(url: str, *, token: str | None = None, accept: str = "*/*") -> bytes | None:
+    """What a URL answers with 200; None for anything else. Certificates are not looked at."""
     parts = urlsplit(url)
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
@@ -96,25 +98,42 @@ def answers(url: str, *, token: str | None = None) -> bool:
     else:
         connection = http.client.HTTPConnection(parts.netloc, timeout=2)
     try:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Accept": accept, **({"Authorization": f"Bearer {token}"} if token else {})}
         connection.request("GET", parts.path or "/", headers=headers)
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        return response.read() if response.status == 200 else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 
 
-def crds_served(listing: str) -> bool:
-    """Whether every CRD of a `kubectl get crd -o=json` is served already."""
-    # Not `kubectl wait`: it fails on a CRD that has no conditions yet.
-    return all(
-        any(
-            condition["type"] == "Established" and condition["status"] == "True"
-            for condition in crd.get("status", {}).get("conditions") or []
-        )
-        for crd in json.loads(listing)["items"]
-    )
+def discovered(url: str) -> set[tuple[str, str]]:
+    """Group and plural of every resource that clients of this API server can discover."""
+    accept = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
+    groups = json.loads(fetch(f"{url}/apis", token=ADMIN_TOKEN, accept=accept) or "{}")
+    return {
+        (group["metadata"]["name"], resource["resource"])
+        for group in groups.get("items", [])
+        for version in group["versions"]
+        for resource in version.get("resources", [])
+    }
+
+
+def crd_names(*sources: Path) -> set[tuple[str, str]]:
+    """Group and plural of the CRDs in files or folders."""
+    files = [
+        file
+        for source in sources
+        for file in (sorted(source.iterdir()) if source.is_dir() else [source])
+        if file.suffix in (".json", ".yaml", ".yml")
+    ]
+    return {
+        (crd["spec"]["group"], crd["spec"]["names"]["plural"])
+        for file in files
+        for crd in yaml.load_all(file.read_text(), Loader=build.LOADER)
+        if crd and crd["kind"] == "CustomResourceDefinition"
+    }
 
 
 def free_ports(count: int) -> list[int]:
@@ -151,7 +170,7 @@ class ControlPlane:
         apiserver_args: Sequence[str] = (),
         directory: Path | None = None,
     ):
-        """`kuberay` installs the KubeRay CRDs; `audit_log` is a file that gets every request."""
+        """`kuberay` installs the RayCluster CRD; `audit_log` is a file that gets every request."""
         self._kuberay = kuberay
         self._audit_log = audit_log
         self._extra = list(apiserver_args)
@@ -177,7 +196,7 @@ class ControlPlane:
                         raise
                     self._end()
             if self._kuberay:
-                self.install_crds(build.kuberay_crds())
+                self.install_crds(build.kuberay_crds() / "ray.io_rayclusters.json")
         except BaseException:
             self.stop()
             raise
@@ -236,8 +255,10 @@ class ControlPlane:
     def install_crds(self, *paths: Path) -> None:
         """Creates the CRDs of files or folders and waits until they are served."""
         for path in paths:
-            self.kubectl("create", "-f", str(path), timeout=120)
-        wait_for(lambda: crds_served(self.kubectl("get", "crd", "-o=json")), 30, "CRDs")
+            self.kubectl("create", "--validate=false", "-f", str(path), timeout=120)
+        # Not `kubectl wait`: that fails on a CRD without conditions, and discovery comes later.
+        names = crd_names(*paths)
+        wait_for(lambda: names <= discovered(self.url), 60, "the CRDs are not served")
 
     def audit_events(self) -> list[dict[str, Any]]:
         """What the audit log holds so far."""
@@ -324,7 +345,7 @@ class ControlPlane:
             for one, which in ((self._etcd, "etcd"), (process, name)):
                 if one is not None and one.poll() is not None:
                     raise LabError(f"{which} ended{tail(self.directory / f'{which}.log')}")
-            return answers(url, token=self.token)
+            return fetch(url, token=self.token) is not None
 
         wait_for(ready, 60, f"{name} is not ready", log=log, interval=0.05)
 
