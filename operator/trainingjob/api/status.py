@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer
+from pydantic import ConfigDict, Field, PlainSerializer
 
 from trainingjob.api.base import ApiModel
 
@@ -46,7 +46,13 @@ class Outcome(StrEnum):
     STOPPED = "Stopped"
 
 
-class Condition(ApiModel):
+class StatusModel(ApiModel):
+    """Base of the status types: what another version of the operator wrote is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
     """A metav1.Condition."""
 
     type: str
@@ -57,7 +63,7 @@ class Condition(ApiModel):
     observed_generation: int | None = None
 
 
-class ClusterStatus(ApiModel):
+class ClusterStatus(StatusModel):
     """The Ray cluster in use."""
 
     name: str
@@ -78,7 +84,7 @@ class ClusterStatus(ApiModel):
     """The cluster fell back from spot to on-demand nodes."""
 
 
-class WorkersStatus(ApiModel):
+class WorkersStatus(StatusModel):
     """The worker pods."""
 
     desired: int = 0
@@ -89,7 +95,7 @@ class WorkersStatus(ApiModel):
     """GPUs held by ready workers."""
 
 
-class TrainingStatus(ApiModel):
+class TrainingStatus(StatusModel):
     """What the entrypoint says of its progress."""
 
     step: int | None = None
@@ -116,7 +122,7 @@ class TrainingStatus(ApiModel):
     """Busy share of the GPUs, 0 to 1."""
 
 
-class FailureCounts(ApiModel):
+class FailureCounts(StatusModel):
     """Every failure so far, by class."""
 
     user: int = 0
@@ -127,7 +133,7 @@ class FailureCounts(ApiModel):
     """Preemptions."""
 
 
-class Attempt(ApiModel):
+class Attempt(StatusModel):
     """One run of the entrypoint."""
 
     attempt: int
@@ -162,7 +168,7 @@ class Attempt(ApiModel):
     """Last lines of the driver's log."""
 
 
-class TrainingJobStatus(ApiModel):
+class TrainingJobStatus(StatusModel):
     """What the operator has seen and done."""
 
     observed_generation: int = -1

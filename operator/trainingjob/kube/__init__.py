@@ -1,1 +1,1 @@
-"""kube"""
+"""A thin asynchronous client of the Kubernetes API, on the official one's connection."""

@@ -84,7 +84,8 @@ class _Step:
         self.unfit: Unfit | None = None
         try:
             self.sizing = size(self.spec.workers, catalogue, self.spec.spot.policy)
-            check(job, self.sizing, catalogue)
+            if job.status.cluster is None:
+                check(job, self.sizing, catalogue)
         except Unfit as error:
             self.unfit = error
 
@@ -216,7 +217,7 @@ class _Step:
             if self.status.phase in (Phase.PENDING, Phase.SUSPENDED):
                 self._phase(Phase.PROVISIONING, "waiting for the previous cluster to be gone")
             return
-        if self._waiting_for_retry() or self.seen.namespace_terminating:
+        if self._waiting_for_retry():
             return
         generation = self.status.clusters + 1
         name = names.cluster(self.job.metadata, generation)
@@ -242,7 +243,7 @@ class _Step:
         assert cluster is not None
         if cluster.head_pod_uid or self.attempt:
             self._lost("ClusterLost", f"Ray cluster {cluster.name} was deleted")
-        elif not self.seen.namespace_terminating:
+        else:
             self._do(act.EnsureCluster(cluster.name, cluster.generation))
             self._again(2)
 

@@ -100,4 +100,3 @@ class Observed:
     ray: Ray = field(default_factory=lambda: Ray(reachable=False))
     training: TrainingStatus | None = None
     log: str = ""
-    namespace_terminating: bool = False
