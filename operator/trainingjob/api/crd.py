@@ -58,6 +58,8 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
         for k, v in schema.items()
         if (k in _KEPT or k.startswith("x-kubernetes-")) and v is not None
     }
+    if isinstance(made.get("default"), dict):
+        made["default"] = {k: v for k, v in made["default"].items() if v is not None}
     if "const" in schema:
         made["enum"] = [schema["const"]]
     if "description" in made:
@@ -137,8 +139,7 @@ def crd() -> dict[str, Any]:
             {
                 "rule": f"size(self.metadata.name) <= {NAME_MAX} && "
                 f"self.metadata.name.matches('{NAME_PATTERN}')",
-                "message": NAME_MESSAGE,
-                "fieldPath": ".metadata.name",
+                "message": f"metadata.{NAME_MESSAGE}",
             },
             *_immutability(),
         ],

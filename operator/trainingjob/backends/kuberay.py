@@ -28,9 +28,13 @@ _SILENT_SECONDS = 5
 
 
 class NodeTable:
-    """The nodes that a watch has told of, and whether each is lost."""
+    """The nodes that a watch has told of, and whether each is lost.
 
-    def __init__(self) -> None:
+    With `enabled` false nodes cannot be read, and none is ever known to be lost.
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
         self._lost: dict[str, bool] = {}
 
     def note(self, node: Object, *, deleted: bool) -> bool:
@@ -45,7 +49,7 @@ class NodeTable:
 
     def lost(self, name: str) -> bool | None:
         """Whether the node is lost; None when the watch has not told of it."""
-        return self._lost.get(name)
+        return self._lost.get(name) if self.enabled else False
 
 
 class KubeRayBackend:

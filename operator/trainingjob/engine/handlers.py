@@ -47,11 +47,13 @@ def register(
     async def head_event(event: Event, **_: Any) -> None:
         _look_at_owner(event)
 
-    @kopf.on.event("v1", "nodes", registry=registry)
     async def node_event(event: Event, **_: Any) -> None:
         if nodes.note(event["object"], deleted=event["type"] == "DELETED"):
             for key in phases.active():
                 queue.add(key)
+
+    if nodes.enabled:
+        kopf.on.event("v1", "nodes", registry=registry)(node_event)
 
     def _look_at_owner(event: Event) -> None:
         meta = event["object"]["metadata"]

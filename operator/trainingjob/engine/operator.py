@@ -113,7 +113,8 @@ class Operator:
     ) -> None:
         settings = self._settings
         queue: WorkQueue[Key] = WorkQueue()
-        nodes, phases = NodeTable(), metrics.JobPhases()
+        nodes = NodeTable(enabled=settings.watch_nodes)
+        phases = metrics.JobPhases()
         store = KubeJobStore(client, FIELD_MANAGER)
         backend = KubeRayBackend(client, session, settings.catalogue, token, nodes)
         reconciler = Reconciler(store, backend, settings.catalogue)

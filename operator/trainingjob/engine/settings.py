@@ -29,6 +29,9 @@ class Settings(ApiModel):
     """The node pools that jobs can use."""
     namespaces: list[str] = []
     """Namespaces to watch. Empty: all."""
+    watch_nodes: bool = True
+    """Whether nodes may be read. Without it, pods on lost nodes are replaced only when Kubernetes
+    itself gives them up, after minutes."""
     workers: Annotated[int, Field(ge=1, le=256)] = 16
     """Reconciles at a time."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
