@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.lab.proc import LabError, lab_dir, require, run
+from tests.lab.proc import MARK, LabError, lab_dir, lab_id, require, run
 
 KUBERNETES = "1.34.4"
 KUBERAY = "1.6.0"
@@ -71,6 +71,16 @@ EVERYTHING = (*DEBIAN, *_SERVER_PROGRAMS, "kubectl", *TOOLS)
 def say(text: str) -> None:
     """A line of progress for whoever waits."""
     print(f"lab: {text}", file=sys.stderr, flush=True)
+
+
+def build_mark() -> str:
+    """The mark of everything that builds."""
+    return f"{lab_id()}:build/"
+
+
+def build_env() -> dict[str, str]:
+    """The environment of everything that builds: if its parent is killed, it can be found."""
+    return {**os.environ, MARK: build_mark()}
 
 
 def bin_dir() -> Path:
@@ -171,14 +181,14 @@ def _go() -> str:
     return require("go", "install Go 1.25 or newer (https://go.dev/dl), it builds Kubernetes")
 
 
-def _run_go(arguments: Sequence[str], cwd: Path, timeout: float = 3600) -> str:
-    env = {**os.environ, "CGO_ENABLED": "0"}
+def run_go(arguments: Sequence[str], cwd: Path, timeout: float = 3600) -> str:
+    env = {**build_env(), "CGO_ENABLED": "0"}
     return run(["nice", _go(), *arguments], cwd=cwd, timeout=timeout, env=env)
 
 
 def _download(module: str, cwd: Path) -> dict[str, str]:
     found: dict[str, str] = json.loads(
-        _run_go(["mod", "download", "-json", module], cwd, timeout=600)
+        run_go(["mod", "download", "-json", module], cwd, timeout=600)
     )
     return found
 
@@ -205,7 +215,7 @@ def _build_kubernetes(names: Sequence[str]) -> None:
         + "".join(f'\t_ "{package}"\n' for package in packages)
         + ")\n"
     )
-    _run_go(["mod", "tidy"], work, timeout=900)
+    run_go(["mod", "tidy"], work, timeout=900)
     version = "k8s.io/component-base/version"
     major, middle, _ = KUBERNETES.split(".")
     flags = (
@@ -214,7 +224,7 @@ def _build_kubernetes(names: Sequence[str]) -> None:
     )
     out = work / "out"
     out.mkdir(exist_ok=True)
-    _run_go(["build", "-trimpath", f"-ldflags={flags}", f"-o={out}/", *packages], work)
+    run_go(["build", "-trimpath", f"-ldflags={flags}", f"-o={out}/", *packages], work)
     for name in names:
         _install(out / name, name, KUBERNETES)
 
@@ -224,8 +234,8 @@ def _build_tool(name: str, tool: Tool) -> None:
     work = lab_dir() / "gomod" / name
     work.mkdir(parents=True, exist_ok=True)
     (work / "go.mod").write_text("module lab\n\ngo 1.25.0\n")
-    _run_go(["get", "-tool", f"{tool.package}@v{tool.version}"], work, timeout=900)
-    _run_go(["build", "-trimpath", "-ldflags=-s -w", f"-o={work}/out", tool.package], work)
+    run_go(["get", "-tool", f"{tool.package}@v{tool.version}"], work, timeout=900)
+    run_go(["build", "-trimpath", "-ldflags=-s -w", f"-o={work}/out", tool.package], work)
     _install(work / "out", name, tool.version)
 
 

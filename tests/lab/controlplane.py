@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import http.client
 import json
-import os
 import shutil
 import socket
 import ssl
@@ -249,8 +248,10 @@ class ControlPlane:
     ) -> str:
         """Runs kubectl, as the admin unless another kubeconfig is given; returns its output."""
         config = kubeconfig or self.kubeconfig
-        argv = [str(build.program("kubectl")), f"--kubeconfig={config}", *arguments]
-        return run(argv, input=input, timeout=timeout, env=self._kubectl_env())
+        # Discovery is cached by host and port, and ports come back with other clusters.
+        cache = self.directory / "kubectl-cache"
+        flags = [f"--kubeconfig={config}", f"--cache-dir={cache}"]
+        return run([build.program("kubectl"), *flags, *arguments], input=input, timeout=timeout)
 
     def install_crds(self, *paths: Path) -> None:
         """Creates the CRDs of files or folders and waits until they are served."""
@@ -322,10 +323,6 @@ class ControlPlane:
             address="127.0.0.1",
             extra=[*extra, *self._extra],
         )
-
-    def _kubectl_env(self) -> dict[str, str]:
-        # Discovery is cached by host and port, and ports come back with other clusters.
-        return {**os.environ, "KUBECACHEDIR": str(self.directory / "kubectl-cache")}
 
     def _spawn(self, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("ab") as log:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ def lab_dir() -> Path:
     """The folder of everything the lab keeps: programs, images, and the running cluster."""
     chosen = os.environ.get("TRAININGJOB_LAB_DIR")
     return Path(chosen).resolve() if chosen else Path.home() / ".cache" / "trainingjob-lab"
+
+
+def lab_id() -> str:
+    """A name for what this lab makes outside of its folder: marks, cgroups, CNI networks."""
+    return f"tjlab-{zlib.crc32(str(lab_dir()).encode()):08x}"
 
 
 def tail(path: Path | None, lines: int = 15) -> str:
@@ -160,6 +166,99 @@ def in_netns(netns: Path, function: Callable[[], T]) -> T:
     if failure:
         raise failure[0]
     return answer[0]
+
+
+# --- mounts and cgroups ---------------------------------------------------------------------------
+
+
+def mounts(kinds: Sequence[str] = ()) -> list[tuple[Path, str]]:
+    """Mount points and their types, the last mounted last; only of some types if asked."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = fields.split()[4].encode().decode("unicode_escape")
+        kind = rest.split()[0]
+        if not kinds or kind in kinds:
+            found.append((Path(point), kind))
+    return found
+
+
+def unmount_below(path: Path) -> None:
+    """Unmounts whatever is mounted on a path or below it."""
+    for _ in range(5):
+        below = [point for point, _ in mounts() if point.is_relative_to(path)]
+        if not below:
+            break
+        for point in reversed(below):
+            with suppress(LabError):
+                run(["umount", "--lazy", point])
+    else:
+        raise LabError(f"cannot be unmounted: {', '.join(map(str, below))}")
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder and first every mount below it, never what such a mount shows."""
+    unmount_below(path)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def cgroup_roots() -> list[Path]:
+    """The mount points of all cgroup hierarchies, v1 and v2."""
+    return [point for point, _ in mounts(["cgroup", "cgroup2"])]
+
+
+def make_cgroup(name: str) -> None:
+    """Creates a cgroup, and those above it, in every hierarchy, with all it may use."""
+    for point, kind in mounts(["cgroup", "cgroup2"]):
+        group = point
+        for part in Path(name).parts:
+            parent, group = group, group / part
+            group.mkdir(exist_ok=True)
+            if kind == "cgroup2":
+                with suppress(OSError):
+                    controllers = (parent / "cgroup.controllers").read_text().split()
+                    (parent / "cgroup.subtree_control").write_text(
+                        " ".join(f"+{controller}" for controller in controllers)
+                    )
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                # A v1 cpuset starts empty, and nothing can run in an empty one.
+                if kind == "cgroup" and (group / setting).exists():
+                    (group / setting).write_text((parent / setting).read_text())
+
+
+def cgroup_pids(name: str) -> set[int]:
+    """Every process in a cgroup or below it, in any hierarchy."""
+    pids: set[int] = set()
+    for root in cgroup_roots():
+        for procs in (root / name).rglob("cgroup.procs"):
+            with suppress(OSError):
+                pids.update(map(int, procs.read_text().split()))
+    return pids
+
+
+def kill_cgroup(name: str) -> int:
+    """Kills every process in a cgroup or below it; returns how many there were."""
+    pids = cgroup_pids(name)
+    for pid in pids:
+        with suppress(OSError):
+            held = os.pidfd_open(pid)
+            try:
+                if f":/{name}" in Path(f"/proc/{pid}/cgroup").read_text():
+                    signal.pidfd_send_signal(held, signal.SIGKILL)
+            finally:
+                os.close(held)
+    return len(pids)
+
+
+def remove_cgroup(name: str) -> None:
+    """Removes an empty cgroup and those below it from every hierarchy."""
+    for root in cgroup_roots():
+        for directory, _, _ in os.walk(root / name, topdown=False):
+            with suppress(OSError):
+                os.rmdir(directory)
 
 
 # --- processes ------------------------------------------------------------------------------------
