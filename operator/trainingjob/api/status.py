@@ -14,7 +14,7 @@ def rfc3339(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-Time = Annotated[datetime, Field(strict=False), PlainSerializer(rfc3339, when_used="json")]
+Time = Annotated[datetime, PlainSerializer(rfc3339, when_used="json")]
 
 
 class Phase(StrEnum):
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
 class StatusModel(ApiModel):
     """Base of the status types: what another version of the operator wrote is passed over."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=False)
 
 
 class Condition(StatusModel):
@@ -196,6 +196,8 @@ class TrainingJobStatus(StatusModel):
     """Ray jobs submitted so far: attempts, and their repetitions after a suspension."""
     stop_requested_time: Time | None = None
     """When the driver was asked to stop."""
+    ending_reason: str = ""
+    """Why the job is being ended, while its driver is being stopped."""
     retry_time: Time | None = None
     """When the next attempt is due."""
     cluster: ClusterStatus | None = None

@@ -200,8 +200,10 @@ class KubeRayBackend:
         """
         match action:
             case act.EnsureCluster():
-                for manifest in raycluster.manifests(self._plan(job)):
-                    await self._client.apply(BY_KIND[manifest["kind"]], manifest)
+                *beside, cluster = raycluster.manifests(self._plan(job))
+                # A pod that starts before its Secret is there is retried only after a while.
+                await asyncio.gather(*map(self._apply, beside))
+                await self._apply(cluster)
             case act.DeleteCluster(name):
                 await self._delete_cluster(job, name)
             case act.DeletePod(name, uid):
@@ -215,6 +217,9 @@ class KubeRayBackend:
                     await self._dashboard(job, address).stop(submission_id)
             case _:
                 raise AssertionError(f"not an action on clusters: {action}")
+
+    async def _apply(self, manifest: Object) -> None:
+        await self._client.apply(BY_KIND[manifest["kind"]], manifest)
 
     def _plan(self, job: TrainingJob) -> raycluster.ClusterPlan:
         assert job.status.cluster is not None

@@ -182,6 +182,9 @@ class _Step:
     # -- a job that is neither ended nor being deleted -------------------------------------------
 
     def _live(self) -> None:
+        if self.status.ending_reason:
+            self._end_after_stop(self.status.ending_reason, self.status.message)
+            return
         if self.spec.suspend:
             self._suspend()
             return
@@ -230,11 +233,10 @@ class _Step:
             retry_time=None,
             stop_requested_time=None,
         )
-        if not self.status.attempts:
-            self._phase(Phase.PROVISIONING, f"creating Ray cluster {name}")
-        else:
-            self._set(message=f"creating Ray cluster {name}")
-            self._set(phase=Phase.RECOVERING)
+        last = self.status.attempts[-1] if self.status.attempts else None
+        anew = last is None or last.outcome is Outcome.STOPPED
+        phase = Phase.PROVISIONING if anew else Phase.RECOVERING
+        self._phase(phase, f"creating Ray cluster {name}")
         self._do(act.EnsureCluster(name, generation))
         self._again(5)
 
@@ -284,10 +286,15 @@ class _Step:
                     wait=UNCONFIRMED_HEAD_SECONDS,
                 )
                 return
+        if head is None and known.workers_ready_time:
+            # KubeRay replaces no head once all pods have been ready.
+            self._lost("HeadLost", "the head pod is gone")
+            return
         if head and head.ended:
             self._lost("HeadLost", f"the head pod ended: {head.reason or 'unknown reason'}")
             return
-        if not known.workers_ready_time and self._provisioning_overdue(cluster):
+        provisioned = known.workers_ready_time and known.head_pod_uid
+        if not provisioned and self._provisioning_overdue(cluster):
             return
         if cluster.troubles:
             first = cluster.troubles[0]
@@ -593,6 +600,7 @@ class _Step:
         since = self.status.active_since
         self._set(
             completion_time=self.now,
+            ending_reason="",
             retry_time=None,
             cluster=None,
             active_seconds=int(self._active_seconds()) if since else self.status.active_seconds,
@@ -655,7 +663,7 @@ class _Step:
             self._phase(Phase.SUSPENDED, "suspended; set spec.suspend to false to go on")
 
     def _end_after_stop(self, reason: str, message: str) -> None:
-        self._set(message=message)
+        self._set(message=message, ending_reason=reason)
         if self._wound_down():
             self._end(Phase.FAILED, message, reason=reason)
 
