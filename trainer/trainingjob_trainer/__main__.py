@@ -1,7 +1,7 @@
 """The driver: `python -m trainingjob_trainer`.
 
-Checks everything that can be checked before a worker starts, then hands over to Ray Train and waits.
-It retries nothing: the operator does, and counts.
+Checks everything that can be checked before a worker starts, then hands over to Ray Train and
+waits. It retries nothing: the operator does, and counts.
 """
 
 import argparse
@@ -97,7 +97,6 @@ class Driver:
             "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
             "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "1800",
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-            "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
             "RAY_CHDIR_TO_TRIAL_DIR": "0",
         }.items():
             os.environ.setdefault(key, value)
@@ -106,12 +105,12 @@ class Driver:
         ray.init(log_to_driver=self.config.debug.worker_logs, logging_level="warning")
         self._catch_signals()  # ray.init has set its own
         try:
-            for _ in range(2):
+            while True:
                 try:
                     return self._fit()
                 except errors.DamagedCheckpoint as error:
+                    # It is set aside, so each turn has one checkpoint less to try.
                     say(f"{error.cause}; going on from an older one")
-            return self._fit()
         finally:
             ray.shutdown()  # before the last lines: Ray's log must not come after them
 
@@ -220,9 +219,10 @@ class Driver:
     def _conclude(self, outcome: dict[str, Any]) -> int:
         from trainingjob_trainer.storage import checkpoint_name
 
-        if outcome.get("reason") == "stop":
+        why = {"stop": "as asked", "preempted": "a node is being taken away"}
+        if outcome.get("reason") in why:
             say(
-                f"stopped at step {outcome['step']} of {self.steps}",
+                f"stopped at step {outcome['step']} of {self.steps}: {why[outcome['reason']]}",
                 f"checkpoint: {self.run_directory.url}/{checkpoint_name(outcome['step'])}",
             )
             return ExitCode.STOPPED

@@ -1,12 +1,11 @@
 """The process group of the workers.
 
-Ray's own `TorchConfig` chooses NCCL where Ray counts GPUs, and its module imports torch in the driver
-and in the controller, on nodes that need not have any of it (2.3 s each, measured). Here the workers
-say what they have.
+Ray's own `TorchConfig` chooses NCCL where Ray counts GPUs, and its module imports torch in the
+driver and in the controller (2.3 s each, measured), which do not need it. Here the workers say what
+they have.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from ray.train.backend import Backend, BackendConfig
 
 
 @dataclass
-class ProcessGroup(BackendConfig):
+class ProcessGroup(BackendConfig):  # type: ignore[misc]  # Ray has no types
     """Backend configuration: NCCL and gloo where every worker has CUDA, else gloo."""
 
     timeout_seconds: int = 600
@@ -29,7 +28,7 @@ class ProcessGroup(BackendConfig):
         return {"timeout_seconds": self.timeout_seconds}
 
 
-class _ProcessGroupBackend(Backend):
+class _ProcessGroupBackend(Backend):  # type: ignore[misc]
     # Each worker sees all GPUs of its node that the job has, so that NCCL can use NVLink.
     share_cuda_visible_devices = True
 
@@ -39,14 +38,15 @@ class _ProcessGroupBackend(Backend):
         devices = worker_group.execute(_device_count)
         backend = "cpu:gloo,cuda:nccl" if all(devices) else "gloo"
         address = worker_group.execute_single(0, _free_address)
-        join = _in_order(worker_group, backend, address, backend_config.timeout_seconds)
-        ray.get(join)
-
-
-def _in_order(worker_group: Any, backend: str, address: str, timeout: int) -> list[Any]:
-    execute: Callable[..., Any] = worker_group.execute_single_async
-    world = len(worker_group)
-    return [execute(rank, _join, backend, address, rank, world, timeout) for rank in range(world)]
+        world, timeout = len(worker_group), backend_config.timeout_seconds
+        ray.get(
+            [
+                worker_group.execute_single_async(
+                    rank, _join, backend, address, rank, world, timeout
+                )
+                for rank in range(world)
+            ]
+        )
 
 
 def _device_count() -> int:

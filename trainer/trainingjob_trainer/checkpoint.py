@@ -1,15 +1,16 @@
 """Checkpoints of the workers: torch's distributed checkpoint, written in the background.
 
-A save copies the state to CPU memory and goes on training; a thread of each rank writes its part and
-reads it back for a checksum. When the part of every rank is written, rank 0 writes the manifest and
-all ranks register the checkpoint with Ray Train. At most one save is in flight.
+A save copies the state to CPU memory and goes on training; a thread of each rank writes its part
+and reads it back for a checksum. When the part of every rank is written, rank 0 writes the manifest
+and all ranks register the checkpoint with Ray Train. At most one save is in flight.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Files = dict[str, tuple[int, int]]
+
+Register = Callable[[str, dict[str, float | None]], None]
+"""Tells Ray Train of a whole checkpoint: its directory name and its metrics."""
 
 
 def initialize_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -55,6 +59,25 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch
     return tensors
 
 
+def state_digest(tensors: dict[str, torch.Tensor]) -> str:
+    """Digest of names and shapes: equal digests mean that one's checkpoint fits the other."""
+    names = sorted((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+    return hashlib.blake2b(repr(names).encode(), digest_size=16).hexdigest()
+
+
+def register_with_ray(name: str, metrics: dict[str, float | None]) -> None:
+    """Report the checkpoint directory `name`, which lies in the run directory, to Ray Train."""
+    import ray.train
+
+    storage = ray.train.get_context().get_storage()
+    path = storage.build_checkpoint_path_from_name(name)
+    ray.train.report(
+        metrics,
+        checkpoint=ray.train.Checkpoint(path, storage.storage_filesystem),
+        checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+    )
+
+
 class Checkpointer:
     """Saves and loads the state of one rank. Every rank calls every method at the same step."""
 
@@ -64,12 +87,15 @@ class Checkpointer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         group: ProcessGroup,
+        register: Register = register_with_ray,
     ) -> None:
         import torch.distributed as dist
 
         self._run = run
         self._state = state(model, optimizer)
         self._group = group
+        self._register = register
+        self.state_digest = state_digest(self._state)
         self._rank = dist.get_rank()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[Manifest, Future[Files], float] | None = None
@@ -98,14 +124,14 @@ class Checkpointer:
 
     def save(self, manifest: Manifest) -> None:
         """Start a save; the state may change as soon as this returns."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         assert self._pending is None
         name = checkpoint_name(manifest.step)
         if self._rank == 0:
             self._check_space()
         started = time.monotonic()
-        write = dcp.async_save(
+        write = async_save(
             dict(self._state), storage_writer=_writer(self._run, name), process_group=self._group
         )
         assert isinstance(write, Future)
@@ -121,7 +147,6 @@ class Checkpointer:
 
     def commit(self) -> Manifest:
         """Wait for the save in flight, declare it whole, register it with Ray Train."""
-        import ray.train
         import torch.distributed as dist
 
         assert self._pending is not None
@@ -135,14 +160,7 @@ class Checkpointer:
             self._run.write_manifest(name, manifest)
         # No rank may report before the manifest stands: Ray would hold a checkpoint that is not.
         dist.barrier(group=self._group)
-        storage = ray.train.get_context().get_storage()
-        ray.train.report(
-            {"step": manifest.step, "loss": manifest.loss},
-            checkpoint=ray.train.Checkpoint(
-                storage.build_checkpoint_path_from_name(name), storage.storage_filesystem
-            ),
-            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
-        )
+        self._register(name, {"step": manifest.step, "loss": manifest.loss})
         self._pending = None
         self.seconds = time.monotonic() - started
         self.saved = manifest
@@ -151,11 +169,17 @@ class Checkpointer:
     def load(self, name: str, manifest: Manifest) -> None:
         """Fill the live state from a checkpoint.
 
-        Raises DamagedCheckpoint where a file is not what was written; the ranks share the reading.
+        Raises DamagedCheckpoint where a file is not what was written (the ranks share the reading),
+        TrainingError (exit 64) where the checkpoint is of another model.
         """
         import torch.distributed as dist
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_loader import load
 
+        if manifest.state_digest != self.state_digest:
+            raise errors.configuration(
+                f"{self._run.url}/{name} was saved by another model than `model` describes",
+                "restore `model` and `data.tokenizer` as they were, or use a new name or storage",
+            )
         world = dist.get_world_size(self._group)
         own = sorted(manifest.files)[self._rank :: world]
         bad = [f for f in own if self._run.checksum(name, f) != manifest.files[f]]
@@ -166,9 +190,9 @@ class Checkpointer:
                 self._run.set_aside(name)
             dist.barrier(group=self._group)
             raise errors.DamagedCheckpoint(
-                f"{self._run.url}/{name} is damaged: {', '.join(damaged)} differ from what was written"
+                f"{self._run.url}/{name} is damaged: {', '.join(damaged)} changed since the save"
             )
-        dcp.load(self._state, storage_reader=_reader(self._run, name), process_group=self._group)
+        load(self._state, storage_reader=_reader(self._run, name), process_group=self._group)
 
     def _check_space(self) -> None:
         if not self._run.is_local:
@@ -179,13 +203,14 @@ class Checkpointer:
         free = shutil.disk_usage(self._run.path).free
         if free < needed * 1.05:
             raise errors.storage(
-                f"{self._run.url} has {free / 1e9:.2f} GB free, a checkpoint needs {needed / 1e9:.2f} GB",
+                f"{self._run.url} has {free / 1e9:.2f} GB free, "
+                f"a checkpoint needs {needed / 1e9:.2f} GB",
                 "enlarge the volume, or lower checkpoint.keep",
             )
 
 
 def _writer(run: RunDirectory, name: str) -> Any:
-    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     if run.is_local:
         return FileSystemWriter(run.join(name), overwrite=True)
@@ -195,7 +220,7 @@ def _writer(run: RunDirectory, name: str) -> Any:
 
 
 def _reader(run: RunDirectory, name: str) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     reader = FileSystemReader(run.join(name))
     if not run.is_local:

@@ -1,7 +1,7 @@
 """`spec.config` as the bundled trainer understands it.
 
-Keys are camelCase, as in the TrainingJob. An unknown key is an error: a misspelt `learningRate` that
-is silently ignored costs a training run.
+Keys are camelCase, as in the TrainingJob. An unknown key is an error: a misspelt `learningRate`
+that is silently ignored costs a training run.
 """
 
 import difflib
@@ -54,7 +54,7 @@ class Llama(Section):
 
 
 class Model(Section):
-    """One of: a new model from `config`, a Hugging Face directory at `path`, a function `factory`."""
+    """A new model from `config`, one from a Hugging Face directory, or one from a function."""
 
     config: Llama | None = None
     path: str | None = None
@@ -69,7 +69,7 @@ class Data(Section):
 
     train: Annotated[list[str], Field(min_length=1)]
     """Globs of text files (`**` recurses). `${NAME}` is the driver's environment variable;
-    `${PYTHON_STDLIB}` is the standard library of the trainer's interpreter, without site-packages."""
+    `${PYTHON_STDLIB}` is the standard library of the trainer's Python, without site-packages."""
     validation: list[str] = []
     """Globs of held-out text files; default: part of the training blocks."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.02
@@ -90,7 +90,7 @@ class Training(Section):
 
     steps: Count = 1000
     global_batch_size: Count = 32
-    """Sequences per step over all workers: fixed, so that the loss curve is the same on any number."""
+    """Sequences per step over all workers, so the loss curve is the same on any number of them."""
     micro_batch_size: Count | None = None
     """Sequences in one forward pass of a worker; default: the largest divisor up to 16."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
@@ -167,11 +167,11 @@ def load(path: str, num_workers: int) -> Config:
 def parse(raw: object) -> Config:
     """Validate plain values; raises TrainingError (exit 64) that names every wrong key."""
     try:
-        return Config.model_validate(raw)
+        return Config.model_validate(raw, by_alias=True, by_name=False)
     except ValidationError as error:
         causes = [_explain(problem) for problem in error.errors(include_url=False)]
         raise errors.configuration(
-            "; ".join(causes), "correct spec.config; all keys stand in docs/trainer.md"
+            "; ".join(causes), "correct spec.config of the TrainingJob"
         ) from None
 
 
@@ -255,7 +255,7 @@ def micro_batch_size(global_batch: int, micro_batch: int | None, world: int) -> 
         sizes = " or ".join(str(n) for n in (below, below + world) if n)
         worlds = " or ".join(str(n) for n in _nearest_divisors(global_batch, world))
         raise errors.configuration(
-            f"`training.globalBatchSize` ({global_batch}) cannot be shared equally by {world} workers",
+            f"`training.globalBatchSize` ({global_batch}) cannot be shared by {world} workers",
             f"set globalBatchSize to {sizes}, or run on {worlds} workers",
         )
     share = global_batch // world

@@ -14,6 +14,7 @@ Call these in the driver process: SIGTERM reaches the driver only, and the progr
 node. `trainingjob_trainer.progress` carries both to Ray workers.
 """
 
+import contextlib
 import enum
 import json
 import math
@@ -165,11 +166,8 @@ class ProgressFile:
         if not self._path or (clock < self._written_at + self._interval and not urgent):
             return
         self._written_at = clock
-        try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(self._fields, allow_nan=False) + "\n")
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(self._fields, allow_nan=False) + "\n")
 
 
 _file: ProgressFile | None = None
@@ -193,9 +191,9 @@ def stop_requested() -> bool:
     Catches SIGTERM from the first call on. Call it after `ray.init`, which sets a handler of its
     own, and from the main thread (Python allows handlers nowhere else).
     """
+    # Each time: ray.init may have come in between. It costs a microsecond.
     if threading.current_thread() is threading.main_thread():
-        if signal.getsignal(signal.SIGTERM) is not _on_sigterm:
-            signal.signal(signal.SIGTERM, _on_sigterm)
+        signal.signal(signal.SIGTERM, _on_sigterm)
     return _stop.is_set()
 
 

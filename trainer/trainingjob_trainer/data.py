@@ -30,7 +30,7 @@ Ids = npt.NDArray[np.int64]
 IGNORE = -100
 """Target of a position that does not count; torch's cross entropy skips it by default."""
 
-# --- files -----------------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 def files(patterns: Sequence[str], data: Data) -> list[Path]:
@@ -49,7 +49,7 @@ def files(patterns: Sequence[str], data: Data) -> list[Path]:
             raise errors.data(
                 f"the glob {pattern!r} matches no file on {socket.gethostname()}"
                 + (f" ({here})" if here != pattern else ""),
-                "correct the glob, or mount the data at that path (spec.volumes, spec.volumeMounts)",
+                "correct the glob, or mount the data at that path (spec.volumeMounts)",
             )
         found.update(matches)
     kept, total = [], 0
@@ -61,7 +61,7 @@ def files(patterns: Sequence[str], data: Data) -> list[Path]:
     return kept
 
 
-# --- tokenizers ------------------------------------------------------------------------------------
+# --- tokenizers ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ def tokenizer(name: str) -> Tokenizer:
     """
     if name == "bytes":
         return Tokenizer("bytes", 257, 256, lambda content: np.frombuffer(content, np.uint8))
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         from transformers import AutoTokenizer
 
@@ -102,7 +101,7 @@ def tokenizer(name: str) -> Tokenizer:
     return Tokenizer(name, len(loaded), int(end), encode)
 
 
-# --- tokens on disk --------------------------------------------------------------------------------
+# --- tokens on disk ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,8 @@ def cached_tokens(paths: Sequence[Path], tokenizer: Tokenizer, cache: str | None
     """The tokens of `paths`, from the node's cache or made now.
 
     The cache key covers the tokenizer and each file's path, size and modification time; the digest
-    covers the tokens themselves and is equal on all nodes that hold the same data. Several processes
-    may call this at once: a finished array appears by a rename.
+    covers the tokens themselves and is equal on all nodes that hold the same data. Several
+    processes may call this at once: a finished array appears by a rename.
     Raises TrainingError (exit 65) where a file cannot be read or holds nothing.
     """
     key = hashlib.blake2b(repr((tokenizer.name, tokenizer.vocab_size)).encode(), digest_size=16)
@@ -169,7 +168,7 @@ def _content(path: Path) -> bytes:
         ) from error
 
 
-# --- samples ---------------------------------------------------------------------------------------
+# --- samples -------------------------------------------------------------------------------------
 
 
 class Samples:
@@ -206,8 +205,8 @@ class Samples:
 def split(tokens: npt.NDArray[np.integer], length: int, fraction: float) -> tuple[Samples, Samples]:
     """Training and held-out samples of one array: every (1/fraction)-th block is held out.
 
-    With `fraction` 0, all blocks are training samples. Raises TrainingError (exit 65) where there is
-    too little text.
+    With `fraction` 0, all blocks are training samples. Raises TrainingError (exit 65) where there
+    is too little text.
     """
     blocks = np.arange(max(0, -(-(len(tokens) - 1) // length)), dtype=np.int64)
     held_out = max(1, round(len(blocks) * fraction)) if fraction else 0
@@ -233,7 +232,7 @@ def sample_sets(
     return training, held_out, train.digest
 
 
-# --- order -----------------------------------------------------------------------------------------
+# --- order ---------------------------------------------------------------------------------------
 
 
 def sample_ids(seed: int, first: int, count: int, samples: int) -> Ids:
@@ -274,7 +273,7 @@ def _permute(
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer (Steele, Lea, Flood, 2014): every input bit reaches every output bit."""
+    """SplitMix64's finalizer (Steele, Lea, Flood, 2014): each input bit reaches each output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

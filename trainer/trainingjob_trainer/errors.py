@@ -7,10 +7,10 @@ which says nothing.
 """
 
 import errno
+import re
 import socket
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from trainingjob_trainer.contract import ExitCode
 
@@ -67,7 +67,7 @@ def infrastructure(cause: str, remedy: str) -> TrainingError:
     return TrainingError(ExitCode.INFRASTRUCTURE, cause, remedy)
 
 
-# --- in a worker -----------------------------------------------------------------------------------
+# --- in a worker ---------------------------------------------------------------------------------
 
 _COMMUNICATION = (
     "gloo",
@@ -76,33 +76,35 @@ _COMMUNICATION = (
     "connection reset by peer",
     "connection refused",
     "broken pipe",
-    "distbackenderror",
-    "distnetworkerror",
-    "diststoreerror",
     "timed out waiting",
     "watchdog caught collective",
 )
+_NETWORK = (
+    "look for a dead or slow worker, a network policy or a wrong interface "
+    "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
+)
+_FIX = "fix the code: the traceback stands above"
 
 
 def in_worker(error: BaseException, where: str) -> TrainingError:
-    """`error`, raised by the training function on `where` ("rank 1 on host-a"), as a known failure."""
+    """`error` of the training function on `where` ("rank 1 on host-a") as a known failure."""
     if isinstance(error, TrainingError):
         return error
     detail = "".join(traceback.format_exception(error))
-    text = f"{type(error).__name__}: {error}".strip()
+    text = _first_line(f"{type(error).__name__}: {error}")
     chain = list(_chain(error))
     names = {base.__name__ for link in chain for base in type(link).__mro__}
     if "OutOfMemoryError" in names:  # torch.OutOfMemoryError, by name: torch may not be here
         return TrainingError(
             ExitCode.CUDA_OUT_OF_MEMORY,
-            f"{where}: the GPU's memory is full: {_first_line(str(error))}",
-            "lower training.microBatchSize (the global batch stays the same) or data.sequenceLength",
+            f"{where}: the memory of the GPU is full: {text}",
+            "lower training.microBatchSize (the global batch stays) or data.sequenceLength",
             detail,
         )
     if "MemoryError" in names:
         return TrainingError(
             ExitCode.HOST_OUT_OF_MEMORY,
-            f"{where}: no memory left: {_first_line(text)}",
+            f"{where}: no memory left: {text}",
             "raise workers.memory, or lower training.microBatchSize",
             detail,
         )
@@ -110,20 +112,14 @@ def in_worker(error: BaseException, where: str) -> TrainingError:
         return TrainingError(
             ExitCode.STORAGE, f"{where}: {found}", "free space or repair the storage", detail
         )
-    if _is_communication(error):
+    if any(_is_communication(link) for link in [error, *_inside_checkpoint(error)]):
         return TrainingError(
             ExitCode.COMMUNICATION,
-            f"{where}: the workers lost each other: {_first_line(text)}",
-            "look for a dead or slow worker, a network policy or a wrong interface "
-            "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)",
+            f"{where}: the workers lost each other: {text}",
+            _NETWORK,
             detail,
         )
-    return TrainingError(
-        ExitCode.USER_CODE,
-        f"{where}: {_first_line(text)}",
-        "fix the code; the traceback stands above",
-        detail,
-    )
+    return TrainingError(ExitCode.USER_CODE, f"{where}: {text}", _FIX, detail)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -137,10 +133,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         todo += [e for e in (link.__cause__, link.__context__) if e is not None]
-        failures = getattr(link, "failures", None)
-        if isinstance(failures, dict):
-            # torch wraps as {rank: (exception, traceback summary)}
-            todo += [f[0] for f in failures.values() if f and isinstance(f[0], BaseException)]
+        todo += _inside_checkpoint(link)
+
+
+def _inside_checkpoint(error: BaseException) -> list[BaseException]:
+    """The ranks' exceptions in torch's CheckpointException ({rank: (exception, stack)})."""
+    if type(error).__name__ != "CheckpointException":
+        return []
+    failures: dict[int, tuple[BaseException, object]] = getattr(error, "failures", {})
+    return [exception for exception, _ in failures.values()]
 
 
 def _is_communication(error: BaseException) -> bool:
@@ -165,22 +166,16 @@ def _storage_cause(chain: list[BaseException]) -> str:
         if isinstance(link, OSError) and link.errno in _STORAGE_ERRNOS:
             return f"{_STORAGE_ERRNOS[link.errno]}: {_first_line(str(link))}"
     for link in chain:
-        # Of BaseException and without errno: what a full disk or a cut shard looks like in torch.
-        if type(link).__name__ == "CheckpointException":
-            inner = [e for e in chain if e is not link]
-            return f"a checkpoint could not be written or read: {_last_line(str(inner[0] if inner else link))}"
+        # Derives from BaseException and has no errno: a full disk or a cut file looks like this.
+        inside = _inside_checkpoint(link)
+        if inside and not any(_is_communication(e) for e in inside):
+            return f"a checkpoint could not be written or read: {_last_line(str(inside[0]))}"
     return ""
 
 
-# --- in the driver ---------------------------------------------------------------------------------
+# --- in the driver -------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """What one rank ended with."""
-
-    rank: int
-    error: BaseException
+_AGAIN = "run the job again: it resumes from the last checkpoint"
 
 
 def in_driver(error: BaseException) -> TrainingError:
@@ -189,98 +184,80 @@ def in_driver(error: BaseException) -> TrainingError:
         return error
     failures = getattr(error, "worker_failures", None)
     if isinstance(failures, dict) and failures:
-        return _root_cause([RankFailure(rank, e) for rank, e in sorted(failures.items())])
-    inner = getattr(error, "controller_failure", None)
-    cause = inner if isinstance(inner, BaseException) else error
-    names = {base.__name__ for link in _chain(cause) for base in type(link).__mro__}
+        return _root_cause(failures)
+    controller_failure = getattr(error, "controller_failure", None)
+    cause = controller_failure if isinstance(controller_failure, BaseException) else error
+    chain = list(_chain(cause))
+    names = {base.__name__ for link in [error, *chain] for base in type(link).__mro__}
+    text = f"{type(cause).__name__}: {_first_line(str(cause))}"
     detail = "".join(traceback.format_exception(error))
     if "CheckpointManagerInitializationError" in names:
         return TrainingError(
             ExitCode.STORAGE,
-            f"Ray Train cannot read its record of checkpoints: {_first_line(str(cause))}",
-            "delete checkpoint_manager_snapshot.json in the run directory; it is rebuilt at the start",
+            f"Ray Train cannot read its record of checkpoints: {text}",
+            "delete checkpoint_manager_snapshot.json in the run directory: it is rebuilt",
             detail,
         )
     if "PreemptionError" in names:
-        return TrainingError(
-            ExitCode.INFRASTRUCTURE,
-            f"a node was taken away: {_first_line(str(cause))}",
-            "run the job again: it resumes from the last checkpoint",
+        return infrastructure(f"a node was taken away: {text}", _AGAIN)
+    if "No module named 'trainingjob_trainer'" in str(cause):
+        return configuration(
+            "a worker cannot import trainingjob_trainer",
+            "use one image with the trainer for head and workers",
         )
-    if found := _storage_cause(list(_chain(cause))):
+    if found := _storage_cause(chain):
         return TrainingError(ExitCode.STORAGE, found, "free space or repair the storage", detail)
-    if names & {"TrainingFailedError", "RayError", "ConnectionError"}:
+    if any(_is_communication(link) for link in chain):
         return TrainingError(
-            ExitCode.INFRASTRUCTURE,
-            f"the Ray cluster failed: {type(cause).__name__}: {_first_line(str(cause))}",
-            "run the job again: it resumes from the last checkpoint",
-            detail,
+            ExitCode.COMMUNICATION, f"the workers did not find each other: {text}", _NETWORK, detail
+        )
+    if names & {"RayTrainError", "RayError", "ConnectionError"}:
+        return TrainingError(
+            ExitCode.INFRASTRUCTURE, f"the Ray cluster failed: {text}", _AGAIN, detail
         )
     return TrainingError(
-        ExitCode.USER_CODE,
-        f"driver on {socket.gethostname()}: {type(cause).__name__}: {_first_line(str(cause))}",
-        "fix the code; the traceback stands above",
-        detail,
+        ExitCode.USER_CODE, f"driver on {socket.gethostname()}: {text}", _FIX, detail
     )
 
 
-def _root_cause(failures: list[RankFailure]) -> TrainingError:
-    for failure in failures:
-        health = getattr(failure.error, "health_check_failure", None) or failure.error
-        # Ray's memory monitor; torch's class of the same name stays in the workers.
-        if type(health).__name__ == "OutOfMemoryError":
+def _root_cause(failures: dict[int, BaseException]) -> TrainingError:
+    """Of all ranks' errors the one that explains the others."""
+    deaths = {}
+    for rank, error in sorted(failures.items()):
+        # Ray wraps what its health check met; torch's exceptions stay in the workers.
+        met = getattr(error, "health_check_failure", None) or error
+        names = {base.__name__ for base in type(met).__mro__}
+        if "OutOfMemoryError" in names:
             return TrainingError(
                 ExitCode.HOST_OUT_OF_MEMORY,
-                f"rank {failure.rank} was killed because its node ran out of memory: "
-                f"{_first_line(str(health))}",
+                f"rank {rank} was killed, its node ran out of memory: {_first_line(str(met))}",
                 "raise workers.memory, or lower training.microBatchSize",
             )
-    for failure in failures:
-        health = getattr(failure.error, "health_check_failure", None)
-        if health is not None or _is_actor_death(failure.error):
-            death = health or failure.error
-            what = "its node was taken away" if getattr(death, "preempted", False) else "it died"
-            return TrainingError(
-                ExitCode.INFRASTRUCTURE,
-                f"rank {failure.rank} of {_ranks(failures)} was lost, {what}: {_death(death)}",
-                "run the job again: it resumes from the last checkpoint",
-            )
-    known = [in_worker(f.error, f"rank {f.rank}") for f in failures]
-    for error in known:
-        if error.code is not ExitCode.COMMUNICATION:
-            return error
-    return known[0]
+        if met is not error or names & {"RayActorError", "WorkerHealthCheckTimeoutError"}:
+            deaths[rank] = met
+    for rank, death in deaths.items():
+        preempted = ", its node was taken away" if getattr(death, "preempted", False) else ""
+        return infrastructure(f"rank {rank} was lost{preempted}: {_obituary(str(death))}", _AGAIN)
+    known = [in_worker(error, f"rank {rank}") for rank, error in sorted(failures.items())]
+    return next((e for e in known if e.code is not ExitCode.COMMUNICATION), known[0])
 
 
-def _is_actor_death(error: BaseException) -> bool:
-    return any(
-        base.__name__ in ("RayActorError", "WorkerHealthCheckTimeoutError")
-        for base in type(error).__mro__
+def _obituary(text: str) -> str:
+    """Who died where and why, from Ray's block of text about a dead actor."""
+    facts = dict(re.findall(r"^\s*(pid|ip): (\S+)$", text, re.MULTILINE))
+    who = f"process {facts['pid']} on {facts['ip']}: " if facts.keys() >= {"pid", "ip"} else ""
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text, re.MULTILINE)
+    reason = re.search(
+        r"^The actor (?:is dead|died) because (?!of an error)(.*)$", text, re.MULTILINE
     )
-
-
-def _ranks(failures: list[RankFailure]) -> str:
-    return (
-        ", ".join(str(f.rank) for f in failures) + " that failed"
-        if len(failures) > 1
-        else "the job"
-    )
-
-
-def _death(error: BaseException) -> str:
-    """Ray's own sentence on why an actor died, without the block of identifiers before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if line.lower().startswith(("the actor died", "the actor is dead", "worker exit detail")):
-            return line
-    return lines[-1] if lines else type(error).__name__
+    if detail:
+        return who + detail.group(1)
+    return who + (reason.group(1) if reason else _first_line(text))
 
 
 def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:500] if lines else "no message"
+    return next((line.strip()[:500] for line in text.splitlines() if line.strip()), "no message")
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "no message"
+    return _first_line("\n".join(reversed(text.splitlines())))

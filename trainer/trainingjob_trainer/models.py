@@ -6,7 +6,6 @@ Imports torch and Transformers inside its functions, so the driver can import th
 from __future__ import annotations
 
 import importlib
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ def build(config: Config, vocab_size: int) -> nn.Module:
     """
     import torch
 
-    # Nothing here may reach for the network: pods often have none, and the hub is not pinned.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.manual_seed(config.training.seed)
     if config.model.factory is not None:
         model = _from_factory(config.model.factory, vocab_size, config.data.sequence_length)

@@ -11,6 +11,7 @@ for each call. Another Ray script uses it in a few lines::
     stop = reporter.tick(step=step, loss=loss)          # True: save a checkpoint and return
 """
 
+import contextlib
 import time
 from typing import Any
 
@@ -45,7 +46,9 @@ class Board:
 
     def update(self, fields: dict[str, Any], lines: list[str]) -> bool:
         """Take in progress; returns whether the job was asked to stop."""
-        self._training = True
+        if not self._training:
+            self._training = True
+            fields = {"started_at": contract.now(), **fields}
         self._lines += lines
         for field, gauge in self._gauges.items():
             value = fields.get(field)
@@ -94,10 +97,8 @@ class Reporter:
         if self._answer is not None:
             ready, _ = ray.wait([self._answer], timeout=0)
             if ready:
-                try:
+                with contextlib.suppress(ray.exceptions.RayError):
                     self._stop = ray.get(ready[0]) or self._stop
-                except ray.exceptions.RayError:
-                    pass
                 self._answer = None
         now = time.monotonic()
         due = now >= self._sent_at + self._interval and self._answer is None
@@ -111,7 +112,5 @@ class Reporter:
         """Send the rest and wait for it to arrive."""
         import ray
 
-        try:
+        with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._board.update.remote(self._fields, []), timeout=timeout_seconds)
-        except ray.exceptions.RayError:
-            pass

@@ -17,7 +17,7 @@ import socket
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
@@ -25,7 +25,6 @@ from typing import Any
 import pyarrow.fs
 
 from trainingjob_trainer import contract, errors
-from trainingjob_trainer.contract import ExitCode
 
 MANIFEST = "MANIFEST.json"
 OWNER = "OWNER.json"
@@ -47,6 +46,8 @@ class Manifest:
     consumed_samples: int
     world_size: int
     global_batch_size: int
+    state_digest: str
+    """Digest of the names and shapes of the state, to notice another model."""
     data_digest: str
     """Digest of the training tokens, to notice data that changed between attempts."""
     start_validation_loss: float | None
@@ -93,11 +94,12 @@ class RunDirectory:
 
     def read(self, *parts: str) -> bytes | None:
         """A small file's content, None if it does not exist."""
-        try:
-            with self.fs.open_input_stream(self.join(*parts)) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
+        with self._explained("read from"):
+            try:
+                with self.fs.open_input_stream(self.join(*parts)) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError:
+                return None
 
     def read_json(self, *parts: str) -> dict[str, Any] | None:
         """A JSON object, None if the file is absent or holds no such thing."""
@@ -113,10 +115,11 @@ class RunDirectory:
         path = self.join(*parts)
         # An object store shows an object only once it is complete; a file system needs the rename.
         target = f"{path}.tmp" if self.is_local else path
-        with self.fs.open_output_stream(target) as stream:
-            stream.write(content)
-        if self.is_local:
-            self.fs.move(target, path)
+        with self._explained("write to"):
+            with self.fs.open_output_stream(target) as stream:
+                stream.write(content)
+            if self.is_local:
+                self.fs.move(target, path)
 
     def write_json(self, value: object, *parts: str) -> None:
         """Write JSON as a whole or not at all."""
@@ -129,10 +132,8 @@ class RunDirectory:
 
     def delete_directory(self, *parts: str) -> None:
         """Delete a directory with all in it; it may be absent."""
-        try:
+        with suppress(FileNotFoundError):
             self.fs.delete_dir(self.join(*parts))
-        except FileNotFoundError:
-            pass
 
     # --- preflight and ownership -----------------------------------------------------------------
 
@@ -141,10 +142,8 @@ class RunDirectory:
         probe = f".preflight-{socket.gethostname()}"
         with self._explained("write to"):
             self.fs.create_dir(self.path, recursive=True)
-            self.write(b"ok", probe)
-        with self._explained("read from"):
-            content = self.read(probe)
-        if content != b"ok":
+        self.write(b"ok", probe)
+        if self.read(probe) != b"ok":
             raise errors.storage(
                 f"a file just written to {self.url} cannot be read back",
                 "check the storage: it lost a write",
@@ -156,6 +155,8 @@ class RunDirectory:
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
+        except errors.TrainingError:
+            raise
         except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ArrowNotImplementedError
             cause = " ".join(str(error).split())
             raise errors.storage(
@@ -206,7 +207,7 @@ class RunDirectory:
             if time.monotonic() > deadline:
                 raise errors.storage(
                     f"{where} does not see what the driver wrote to {self.url}",
-                    "use storage that all nodes share: a ReadWriteMany claim or an object-store URI",
+                    "use storage that all nodes share: a ReadWriteMany claim or an object store",
                 )
             time.sleep(0.5)
 
@@ -248,10 +249,8 @@ class RunDirectory:
 
     def set_aside(self, name: str) -> None:
         """Take a damaged checkpoint out of use; the doctor deletes it at the next start."""
-        try:
+        with suppress(FileNotFoundError):
             self.fs.delete_file(self.join(name, MANIFEST))
-        except FileNotFoundError:
-            pass
 
     def _checkpoint_directories(self) -> list[str]:
         selector = pyarrow.fs.FileSelector(self.path, allow_not_found=True)
@@ -344,6 +343,3 @@ def _snapshot(checkpoints: dict[str, Manifest]) -> dict[str, Any]:
         "timed_out_validation_checkpoint_dir_names": [],
         "failed_validation_checkpoint_dir_names": [],
     }
-
-
-__all__ = ["Done", "ExitCode", "Manifest", "RunDirectory", "checkpoint_name"]
