@@ -330,12 +330,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 def remove_shared_leftovers() -> None:
     """Folders that kubelets and containerds of all labs share, once they are empty."""
-    comms = (Path(entry, "comm") for entry in Path("/proc").glob("[0-9]*"))
-    names = set()
-    for comm in comms:
+    running = set()
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            names.add(comm.read_text().strip())
-    if "kubelet" not in names:
+            running.add((process / "exe").readlink().name)
+    if "kubelet" not in running:
         Path("/var/lib/kubelet/device-plugins/kubelet.sock").unlink(missing_ok=True)
     for folder in (
         "/var/lib/kubelet/device-plugins",
