@@ -33,7 +33,6 @@ _KEPT = {
     "minItems",
     "maxItems",
     "format",
-    "nullable",
     "required",
 }
 
@@ -50,8 +49,6 @@ def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str,
     if "anyOf" in schema:
         (option,) = (o for o in schema["anyOf"] if o.get("type") != "null")
         schema = {**option, **{k: v for k, v in schema.items() if k != "anyOf"}}
-        if schema.get("default") is not None:
-            schema["nullable"] = True  # an explicit null ("no limit") must not become the default
         return structural(schema, definitions)
     made = {
         k: v

@@ -86,7 +86,7 @@ def parse(manifest: dict[str, Any]) -> TrainingJob:
         raise InvalidJob([explain(e, manifest) for e in error.errors()]) from None
     name = job.metadata.name
     if len(name) > NAME_MAX or not re.match(NAME_PATTERN, name):
-        raise InvalidJob([f'metadata.name: Invalid value: "{name}": {NAME_MESSAGE}'])
+        raise InvalidJob([f'"{name}": metadata.{NAME_MESSAGE}'])
     return job
 
 
@@ -134,11 +134,7 @@ def explain(error: ErrorDetails, manifest: Any) -> str:
     match kind:
         case "rule":
             field = str(context["field"])
-            found = value
-            for part in field.strip(".").split(".") if field else []:
-                found = found.get(part) if isinstance(found, dict) else None
-            shown = _shown(found) if isinstance(found, int | str) else f'"{_json_type(found)}"'
-            return f"{path}{field}: Invalid value: {shown}: {context['message']}"
+            return f'{path}{field}: Invalid value: "object": {context["message"]}'
         case "extra_forbidden":
             return f'unknown field "{path}"'
         case "missing":

@@ -125,10 +125,10 @@ class FailurePolicy(ApiModel):
 
     max_user_failures: Count = 3
     """Failures of the training code that the job survives; the next one ends it."""
-    max_infrastructure_failures: Count | None = 10
-    """Failures of nodes, pods, network or Ray that the job survives. null: no limit."""
+    max_infrastructure_failures: Count = 10
+    """Failures of nodes, pods, network or Ray that the job survives."""
     max_preemptions: Count | None = None
-    """Preemptions that the job survives. null: no limit."""
+    """Preemptions that the job survives. Absent: no limit."""
     reset_on_progress: bool = True
     """An attempt that wrote a newer checkpoint makes the budgets whole again."""
     backoff_seconds: Seconds = 10
@@ -154,14 +154,14 @@ class Deadlines(ApiModel):
     """How long a cluster may take until all its workers are ready, anew for each cluster."""
     total_seconds: Annotated[Seconds, Field(ge=1)] | None = None
     """How long the job may take, over all attempts, time suspended not counted. It is stopped
-    gracefully, with a checkpoint. null: no limit."""
+    gracefully, with a checkpoint. Absent: no limit."""
 
 
 class Cleanup(ApiModel):
     """What is removed after the end."""
 
     ttl_seconds_after_finished: Seconds | None = None
-    """Deletes the TrainingJob this long after its end. null: never. The Ray cluster goes at the
+    """Deletes the TrainingJob this long after its end. Absent: never. The Ray cluster goes at the
     end in any case."""
 
 

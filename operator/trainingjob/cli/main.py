@@ -61,9 +61,7 @@ def _told(error: Exception) -> int:
     if os.environ.get("TRAININGJOB_DEBUG") == "1":
         raise error
     said = " ".join(str(error).split()) or "no message"
-    typer.echo(
-        f"error: {type(error).__name__}: {said} (TRAININGJOB_DEBUG=1 shows where)", err=True
-    )
+    typer.echo(f"error: {type(error).__name__}: {said} (TRAININGJOB_DEBUG=1 shows where)", err=True)
     return FAILURE
 
 
@@ -101,9 +99,9 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew; the old run is moved aside.")
     ] = False,
-    runs_dir: Annotated[
-        Path, typer.Option("--runs-dir", help="Where runs are kept.")
-    ] = Path("trainingjob-runs"),
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Where runs are kept.")] = Path(
+        "trainingjob-runs"
+    ),
     logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Show the driver's log.")] = True,
     timeout: Annotated[
         float | None,

@@ -1,10 +1,10 @@
 """Running one job on this machine: its state in a directory, and the loop that brings it forward.
 
-    <runs>/<name>/job.json      the job, its status and what this module adds; written at once
-    <runs>/<name>/config.json   what the entrypoint reads
-    <runs>/<name>/token         the token of the local Ray
-    <runs>/<name>/logs/         the drivers' logs
-    <runs>/.<name>.lock         held by the command that runs the job
+<runs>/<name>/job.json      the job, its status and what this module adds; written at once
+<runs>/<name>/config.json   what the entrypoint reads
+<runs>/<name>/token         the token of the local Ray
+<runs>/<name>/logs/         the drivers' logs
+<runs>/.<name>.lock         held by the command that runs the job
 """
 
 import asyncio
@@ -363,9 +363,7 @@ class Run:
             follower.pump(self.store.job.status.submission_id)
             await asyncio.sleep(LOG_SECONDS)
 
-    async def _until_end(
-        self, reconciler: Reconciler, backend: LocalBackend
-    ) -> TrainingJobStatus:
+    async def _until_end(self, reconciler: Reconciler, backend: LocalBackend) -> TrainingJobStatus:
         while True:
             self._look.clear()
             again = await reconciler.reconcile(self.store.job.key)

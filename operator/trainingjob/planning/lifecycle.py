@@ -206,7 +206,9 @@ class _Step:
             self._again(left)
         if self.status.cluster is None:
             self._new_cluster()
-        elif self.seen.cluster is None:
+            return
+        self._hold()
+        if self.seen.cluster is None:
             self._cluster_absent()
         else:
             self._with_cluster(self.seen.cluster)
@@ -214,6 +216,11 @@ class _Step:
     def _active_seconds(self) -> float:
         since = self.status.active_since
         return self.status.active_seconds + ((self.now - since).total_seconds() if since else 0.0)
+
+    def _hold(self) -> None:
+        """Before anything exists that a deletion would have to wait for."""
+        if names.FINALIZER not in self.job.metadata.finalizers:
+            self._do(act.AddFinalizer())
 
     def _new_cluster(self) -> None:
         if self._removing_clusters():
@@ -224,8 +231,7 @@ class _Step:
             return
         generation = self.status.clusters + 1
         name = names.cluster(self.job.metadata, generation)
-        if names.FINALIZER not in self.job.metadata.finalizers:
-            self._do(act.AddFinalizer())
+        self._hold()
         self._set(
             cluster=ClusterStatus(name=name, generation=generation, created_time=self.now),
             clusters=generation,
@@ -437,14 +443,10 @@ class _Step:
                 else PENDING_SECONDS
             )
             if age > limit:
-                self._do(act.StopDriver(attempt.submission_id))
-                self._close(
-                    Verdict(
-                        Outcome.NOT_CHARGED,
-                        "SubmissionStuck",
-                        f"Ray did not start the driver within {limit} s",
-                    )
-                )
+                # Ray cannot stop a driver that it has not started (POST …/stop does nothing), and
+                # it might start it yet: only the end of the head is sure to prevent that.
+                self._lost("SubmissionStuck", f"Ray did not start the driver within {limit} s")
+                return
             self._again(1)
         else:
             self._running(attempt, age)

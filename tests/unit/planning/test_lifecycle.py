@@ -41,6 +41,16 @@ def test_the_submission_is_in_the_status_before_it_is_made() -> None:
     assert world.submitted == ["job-11111111-1"]
 
 
+def test_nothing_is_created_before_the_finalizer_is_there() -> None:
+    world = World()
+    world.step(crash_after=0)
+    assert world.job.metadata.finalizers == []
+    world.step()
+    assert isinstance(world.actions[0], act.AddFinalizer)
+    assert len(world.job.metadata.finalizers) == 1
+    assert len(world.clusters) == 1
+
+
 def test_submits_before_the_workers_are_ready() -> None:
     world = World()
     world.step()
@@ -310,9 +320,9 @@ def test_the_ttl_deletes_the_job() -> None:
     world.end_driver(0)
     world.until("Succeeded")
     world.step(seconds=50)
-    assert not world.job.metadata.deletion_timestamp
+    assert not world.deleted
     world.step(seconds=60)
-    assert world.job.metadata.deletion_timestamp
+    assert world.deleted
 
 
 def test_final_is_final() -> None:
@@ -358,19 +368,18 @@ def test_the_total_deadline_does_not_count_time_suspended() -> None:
     assert world.status.condition("Failed").reason == "TotalDeadlineExceeded"
 
 
-def test_a_submission_that_ray_does_not_start_is_replaced() -> None:
+def test_a_submission_that_ray_does_not_start_is_replaced_with_its_cluster() -> None:
     world = World()
     world.step()
     world.step()
-    first = world.status.submission_id
+    first, cluster = world.status.submission_id, world.status.cluster.name
     world.cluster.drivers[first] = Driver(DriverState.PENDING)
     world.step(seconds=lifecycle.PENDING_SECONDS + 1)
-    assert outcomes(world) == [Outcome.NOT_CHARGED]
-    world.cluster.workers = 2
-    world.step()
-    world.step()
-    assert world.status.submission_id != first
+    assert world.status.attempts[-1].reason == "SubmissionStuck"
     assert world.status.failures.user == 0
+    world.run()
+    assert world.status.submission_id != first
+    assert cluster not in world.clusters
 
 
 def test_gpus_that_no_pool_can_hold_stall_the_job_with_the_remedy() -> None:

@@ -137,9 +137,7 @@ def test_a_claim_is_mounted_in_head_and_workers() -> None:
             pod["volumes"]
         )
         (mount,) = [
-            m
-            for m in pod["containers"][0]["volumeMounts"]
-            if m["name"] == "trainingjob-storage"
+            m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "trainingjob-storage"
         ]
         assert mount["subPath"] == "runs"
 

@@ -88,6 +88,7 @@ class World:
     def delete_job(self) -> None:
         meta = self.job.metadata.model_copy(update={"deletion_timestamp": "now"})
         self.job = self.job.model_copy(update={"metadata": meta})
+        self.deleted = not meta.finalizers
 
     def observe(self) -> Observed:
         known = self.job.status.cluster
