@@ -6,6 +6,7 @@ counter needs to be in a checkpoint, and a resume on another number of workers r
 nothing.
 """
 
+import contextlib
 import errno
 import glob
 import hashlib
@@ -150,7 +151,8 @@ def _tokenize(
         temporary.write_text(json.dumps({"dtype": dtype.name, "digest": digest.hexdigest()}))
         os.replace(temporary, note_file)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         full = error.errno == errno.ENOSPC
         raise errors.data(
             f"cannot keep the tokens in {tokens_file.parent} on {socket.gethostname()}: {error}",

@@ -207,7 +207,7 @@ def in_driver(error: BaseException) -> TrainingError:
         )
     if found := _storage_cause(chain):
         return TrainingError(ExitCode.STORAGE, found, "free space or repair the storage", detail)
-    if any(_is_communication(link) for link in chain):
+    if cause is controller_failure and any(_is_communication(link) for link in chain):
         return TrainingError(
             ExitCode.COMMUNICATION, f"the workers did not find each other: {text}", _NETWORK, detail
         )
