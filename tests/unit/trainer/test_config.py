@@ -100,12 +100,11 @@ def test_a_batch_that_cannot_be_shared_names_the_nearest_that_can():
 def test_accumulation_makes_up_the_global_batch_or_is_refused(
     batch: int, world: int, micro: int | None
 ):
-    try:
-        size = configuration.micro_batch_size(batch, micro, world)
-    except TrainingError as error:
-        assert batch % world or (batch // world) % (micro or 1)
-        assert error.code is ExitCode.CONFIGURATION
+    if batch % world or (batch // world) % (micro or 1):
+        with pytest.raises(TrainingError):
+            configuration.micro_batch_size(batch, micro, world)
         return
+    size = configuration.micro_batch_size(batch, micro, world)
     assert batch % (size * world) == 0
     assert size == micro or (micro is None and size <= 16)
 
