@@ -80,8 +80,9 @@ rayclusters            list, watch: events; get: each reconcile; create, patch: 
 pods                   list, watch: readiness and what keeps pods from it; delete: pods on lost
                        nodes. Pods are created by KubeRay, never by the operator
 events                 list: why a pod does not start; create, get, patch: events about jobs
-secrets, configmaps    create, patch: server-side apply of a job's token and config; delete: its end.
-                       Not get, list or watch, though the answer to a patch shows the object
+secrets                create: a job's token; delete: its end. Nothing that shows a Secret: the
+                       answer to a patch would
+configmaps             create, patch: server-side apply of a job's config; delete: its end
 */}}
 {{- define "trainingjob-operator.rules" -}}
 - apiGroups: [raytraining.dev]
@@ -100,6 +101,9 @@ secrets, configmaps    create, patch: server-side apply of a job's token and con
   resources: [events]
   verbs: [get, list, create, patch]
 - apiGroups: [""]
-  resources: [secrets, configmaps]
+  resources: [secrets]
+  verbs: [create, delete]
+- apiGroups: [""]
+  resources: [configmaps]
   verbs: [create, patch, delete]
 {{- end }}

@@ -12,7 +12,14 @@ from trainingjob.backends import driver as driver_view
 from trainingjob.backends import pods as pod_view
 from trainingjob.kube.client import KubeClient, Object
 from trainingjob.kube.errors import Conflict, NotFound
-from trainingjob.kube.resources import BY_KIND, EVENTS, NODES, PODS, RAY_CLUSTERS
+from trainingjob.kube.resources import (
+    BY_KIND,
+    EVENTS,
+    NODES,
+    PODS,
+    RAY_CLUSTERS,
+    SECRETS,
+)
 from trainingjob.planning import actions as act
 from trainingjob.planning import contract, names, raycluster
 from trainingjob.planning.catalogue import Catalogue
@@ -219,7 +226,15 @@ class KubeRayBackend:
                 raise AssertionError(f"not an action on clusters: {action}")
 
     async def _apply(self, manifest: Object) -> None:
-        await self._client.apply(BY_KIND[manifest["kind"]], manifest)
+        kind = BY_KIND[manifest["kind"]]
+        if kind is not SECRETS:
+            await self._client.apply(kind, manifest)
+            return
+        # The right to patch a Secret is the right to read it, since the answer holds it.
+        try:
+            await self._client.create(kind, manifest)
+        except Conflict:
+            log.debug("secret %s is there already", manifest["metadata"]["name"])
 
     def _plan(self, job: TrainingJob) -> raycluster.ClusterPlan:
         assert job.status.cluster is not None

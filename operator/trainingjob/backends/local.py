@@ -19,7 +19,7 @@ from trainingjob.backends import driver as driver_view
 from trainingjob.planning import actions as act
 from trainingjob.planning import contract, local, names
 from trainingjob.planning.lifecycle import STOP_GRACE_SECONDS
-from trainingjob.planning.observed import Cluster, Head, Observed, Ray
+from trainingjob.planning.observed import Cluster, Head, Observed
 from trainingjob.planning.sizing import Sizing, size
 from trainingjob.planning.text import tail
 from trainingjob.rayapi.client import Dashboard, RayRefused

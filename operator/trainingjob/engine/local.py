@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -38,6 +39,8 @@ LOOK_SECONDS = 0.5
 """How often a job that runs is looked at."""
 LOG_SECONDS = 0.15
 """How often the driver's log is read."""
+
+_RAYS_OWN = re.compile(r"job_manager\.py:\d+ -- Runtime env is|^Running entrypoint for job ")
 
 
 class Busy(Exception):
@@ -301,7 +304,8 @@ class LogFollower:
     def _emit(self, line: bytes) -> None:
         # Progress bars overwrite their line: what they showed last is kept.
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-        self._show(text)
+        if not _RAYS_OWN.search(text):
+            self._show(text)
 
 
 class Run:

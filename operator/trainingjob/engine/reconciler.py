@@ -70,8 +70,7 @@ class Reconciler:
             for action in plan.actions:
                 await self._act(job, action)
         except Refused as error:
-            await self._write(job, lifecycle.refused(job, error.message, self._clock()))
-            return REFUSED_SECONDS
+            return await self._refused(job, error.message)
         except Conflict as error:
             log.info("%s/%s: %s", *key, error)
             return 0.2
@@ -79,6 +78,13 @@ class Reconciler:
             log.info("%s/%s: %s", *key, error)
             return 1.0
         return plan.requeue_after
+
+    async def _refused(self, job: TrainingJob, message: str) -> float:
+        try:
+            await self._write(job, lifecycle.refused(job, message, self._clock()))
+        except Conflict:  # an action before the refused one has changed the job
+            return 0.0
+        return REFUSED_SECONDS
 
     async def _write(self, job: TrainingJob, status: TrainingJobStatus) -> TrainingJob:
         wanted = job.with_status(status)

@@ -27,7 +27,7 @@ NEEDED = {
     ("ray.io", "rayclusters"): {"get", "list", "watch", "create", "patch", "delete"},
     ("", "pods"): {"list", "watch", "delete"},
     ("", "events"): {"get", "list", "create", "patch"},
-    ("", "secrets"): {"create", "patch", "delete"},
+    ("", "secrets"): {"create", "delete"},
     ("", "configmaps"): {"create", "patch", "delete"},
 }
 NODES = {"get", "list", "watch"}
@@ -218,7 +218,7 @@ def test_the_operator_is_never_forbidden_anything(
         ("update", "leases"),
         ("update", "trainingjobs"),
         ("create", "events"),
-        ("patch", "secrets"),
+        ("create", "secrets"),
         ("patch", "configmaps"),
         ("patch", "rayclusters"),
         ("delete", "rayclusters"),
