@@ -67,6 +67,7 @@ class PlainDisplay:
     def log(self, line: str) -> None:
         """See `Display`."""
         print(clean(line), flush=True)
+        self._told = time.monotonic()  # a driver that tells its figures itself needs no help
 
     def status(self, status: TrainingJobStatus) -> None:
         """See `Display`."""

@@ -71,6 +71,22 @@ def _kill_all(program: "subprocess.Popen[bytes]") -> None:
         time.sleep(0.02)
 
 
+def _reap(program: int) -> int | None:
+    """Buries dead children, adopted ones too: Ray waits for its driver's processes to be gone.
+    Returns the exit code of `program` if it was among them."""
+    code = None
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            if pid == program:
+                code = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        pass
+    return code
+
+
 def _in_child() -> None:
     if _LINUX:  # should this guard itself be killed, Ray ends as it does on SIGTERM
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -93,13 +109,14 @@ def main(arguments: list[str]) -> int:
     program = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_in_child
     )
-    while program.poll() is None and not asked:
+    code: int | None = None
+    while code is None and not asked:
         ready, _, _ = select.select([0, woken], [], [], 1)
         if woken in ready:
             os.read(woken, 4096)
         if 0 in ready and not os.read(0, 4096):
             asked.append(0)
-    code = program.poll()
+        code = _reap(program.pid)
     _kill_all(program)
     if code is None:
         shutil.rmtree(directory, ignore_errors=True)

@@ -264,17 +264,25 @@ def _with_metadata(job: TrainingJob, **fields: Any) -> TrainingJob:
 
 
 class LogFollower:
-    """Shows the lines of the drivers' logs as they are written, each once."""
+    """Shows the lines of the drivers' logs as they are written, each once.
 
-    def __init__(self, locate: Callable[[str], Path], show: Callable[[str], None]) -> None:
-        self._locate, self._show = locate, show
+    `known` is a submission whose log an earlier run has shown.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[str], Path],
+        show: Callable[[str], None],
+        known: str | None = None,
+    ) -> None:
+        self._locate, self._show, self._known = locate, show, known
         self._submission: str | None = None
         self._file: Any = None
         self._rest = b""
 
     def pump(self, submission: str | None) -> None:
         """Shows what is new in the log of `submission`, after the rest of the one before."""
-        if submission != self._submission:
+        if submission != self._submission and submission != self._known:
             self.finish()
             self._submission = submission
         self._read()
@@ -347,7 +355,8 @@ class Run:
                 self._guard,
                 held=[self._directory.lock],
             )
-            follower = LogFollower(backend.driver_log, self._on_log)
+            known = self.store.job.status.submission_id
+            follower = LogFollower(backend.driver_log, self._on_log, known)
             reconciler = Reconciler(
                 self.store, backend, local.catalogue(self._host), progress_seconds=0
             )
