@@ -74,18 +74,14 @@ def test_an_image_that_is_not_there_is_named_within_half_a_minute(cluster: Clust
 
 
 def test_a_claim_that_is_not_there_is_named(cluster: Cluster) -> None:
-    cluster.apply(
-        job(checkpoint={"persistentVolumeClaim": {"claimName": "nowhere"}})
-    )
+    cluster.apply(job(checkpoint={"persistentVolumeClaim": {"claimName": "nowhere"}}))
     status = cluster.until("named", lambda s: "nowhere" in s.get("message", ""), 30)
     assert "correct spec.checkpoint.persistentVolumeClaim.claimName" in status["message"]
 
 
 def test_a_worker_that_no_node_can_hold_is_explained(cluster: Cluster) -> None:
     cluster.apply(job(workers={"replicas": 1, "cpu": "900"}, entrypoint="sleep 600"))
-    status = cluster.until(
-        "explained", lambda s: "no node takes pod" in s.get("message", ""), 40
-    )
+    status = cluster.until("explained", lambda s: "no node takes pod" in s.get("message", ""), 40)
     assert "cpu 900" in status["message"]
 
 
