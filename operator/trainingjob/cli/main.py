@@ -5,6 +5,7 @@ Each command imports what it needs when it is called, so that `--help` answers a
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,11 +106,16 @@ def run(
     logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Show the driver's log.")] = True,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0, help="Stop at a checkpoint after so many seconds."),
+        typer.Option(
+            "--timeout", min=0, metavar="SECONDS", help="Stop at a checkpoint after this time."
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tell more.")] = False,
 ) -> None:
-    """Run a job on this machine, without Kubernetes. Run again to go on where it stopped."""
+    """Run a job on this machine, without Kubernetes.
+
+    Run again to go on where it stopped.
+    """
     from trainingjob.cli import run as command
 
     raise typer.Exit(
@@ -123,6 +129,155 @@ def run(
             verbose=verbose,
         )
     )
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files.")],
+) -> None:
+    """Check TrainingJobs by the API server's rules, offline."""
+    from trainingjob.cli import validate as command
+
+    raise typer.Exit(command.validate(files))
+
+
+@app.command()
+def render(
+    file: File,
+    name: Name = None,
+    pools: Annotated[
+        Path | None, typer.Option("--pools", help="YAML file with the operator's nodePools.")
+    ] = None,
+) -> None:
+    """Print the RayCluster the operator would create."""
+    from trainingjob.cli import validate as command
+
+    raise typer.Exit(command.render(file, name, pools))
+
+
+Namespace = Annotated[
+    str | None, typer.Option("-n", "--namespace", help="Namespace; default: the context's.")
+]
+AllNamespaces = Annotated[bool, typer.Option("-A", "--all-namespaces", help="List all namespaces.")]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
+Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Path of the kubeconfig.")]
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TrainingJob.")]
+
+
+class Output(StrEnum):
+    """Formats of `list`."""
+
+    table = "table"
+    wide = "wide"
+    json = "json"
+    yaml = "yaml"
+    name = "name"
+
+
+class Goal(StrEnum):
+    """What `wait` waits for."""
+
+    complete = "Complete"
+    failed = "Failed"
+    running = "Running"
+    suspended = "Suspended"
+
+
+@app.command("list")
+def list_(
+    output: Annotated[Output, typer.Option("-o", "--output", help="Format.")] = Output.table,
+    all_namespaces: AllNamespaces = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List the TrainingJobs of a cluster."""
+    from trainingjob.cli import cluster
+
+    target = cluster.Target(namespace, all_namespaces, context, kubeconfig)
+    raise typer.Exit(cluster.show_list(target, output))
+
+
+@app.command()
+def describe(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Tell all about a job: state, attempts, last log lines, events."""
+    from trainingjob.cli import cluster
+
+    target = cluster.Target(namespace, False, context, kubeconfig)
+    raise typer.Exit(cluster.describe(target, name))
+
+
+@app.command()
+def logs(
+    name: JobName,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on, over retries, until the job ends.")
+    ] = False,
+    tail: Annotated[int, typer.Option("--tail", help="Last lines to show; -1: all.")] = -1,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print the driver's log."""
+    from trainingjob.cli import cluster
+    from trainingjob.cli import logs as command
+
+    target = cluster.Target(namespace, False, context, kubeconfig)
+    raise typer.Exit(command.logs(target, name, follow=follow, tail=tail))
+
+
+@app.command()
+def wait(
+    name: JobName,
+    goal: Annotated[
+        Goal, typer.Option("--for", case_sensitive=False, help="State to wait for.")
+    ] = Goal.complete,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after this time."),
+    ] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Wait for a state. Exit code 0: reached; 1: out of reach; 124: out of time."""
+    from trainingjob.cli import cluster
+
+    target = cluster.Target(namespace, False, context, kubeconfig)
+    raise typer.Exit(cluster.wait(target, name, goal, timeout))
+
+
+@app.command()
+def suspend(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Stop a job at a checkpoint and free its nodes."""
+    from trainingjob.cli import cluster
+
+    target = cluster.Target(namespace, False, context, kubeconfig)
+    raise typer.Exit(cluster.set_suspend(target, name, True))
+
+
+@app.command()
+def resume(
+    name: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let a suspended job go on from its checkpoint."""
+    from trainingjob.cli import cluster
+
+    target = cluster.Target(namespace, False, context, kubeconfig)
+    raise typer.Exit(cluster.set_suspend(target, name, False))
 
 
 def main() -> None:

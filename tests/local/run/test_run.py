@@ -28,7 +28,9 @@ print("trained to", step, flush=True)
 
 
 def test_success_leaves_status_log_and_nothing_that_runs(place: Place) -> None:
-    place.job("echo $GREETING; echo $TRAININGJOB_STORAGE", env=[{"name": "GREETING", "value": "ho"}])
+    place.job(
+        "echo $GREETING; echo $TRAININGJOB_STORAGE", env=[{"name": "GREETING", "value": "ho"}]
+    )
     command = place.run()
     assert command.end() == 0, command.text
     runs = place.directory / "trainingjob-runs" / "job"
