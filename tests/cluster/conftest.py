@@ -148,7 +148,7 @@ def lab() -> Lab:
     return lab
 
 
-@pytest.fixture()
+@pytest.fixture
 def cluster(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
     namespace = f"{name}-{os.getpid()}"
