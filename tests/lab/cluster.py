@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.lab import build
+from tests.lab import build, proc
 from tests.lab.build import program, say
 from tests.lab.controlplane import (
     ADMIN_TOKEN,
@@ -48,11 +48,10 @@ from tests.lab.pki import Authority, write_kubeconfig
 from tests.lab.proc import (
     LabError,
     Part,
-    cgroup_pids,
     enter_argv,
     enter_netns,
     in_netns,
-    kill_marked,
+    kill_all,
     lab_dir,
     lab_id,
     remove_cgroup,
@@ -136,9 +135,7 @@ class Lab:
     def _down(self) -> None:
         for node in self._nodes():
             node.destroy()
-        wait_for(lambda: kill_marked(f"{self.id}:hub/") == 0, 20, "the lab's processes do not die")
-        if pids := cgroup_pids(self.id):
-            raise LabError(f"processes {pids} are still in the cgroup {self.id}")
+        kill_all(f"{self.id}:hub/", self.id)
         remove_cgroup(self.id)
         remove_tree(self.run_dir)
         remove_shared_leftovers()
@@ -646,7 +643,14 @@ class Lab:
             except BlockingIOError:
                 say("waiting for another command that changes the lab")
                 wait_for(lambda: _try_lock(file.fileno()), 3600, f"the lock {self.dir / name}")
-            yield
+            if name == "lock":
+                proc.work_mark = f"{self.id}:work/"
+                kill_all(proc.work_mark)
+            try:
+                yield
+            finally:
+                if name == "lock":
+                    proc.work_mark = None
 
     def _fetch(self, url: str) -> bool:
         return in_netns(self.hub, lambda: fetch(url, token=ADMIN_TOKEN)) is not None

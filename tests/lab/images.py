@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.build import build_env, build_mark, run_go, say
-from tests.lab.proc import LabError, kill_marked, lab_dir, remove_tree, require, run, unmount_below
+from tests.lab.proc import LabError, kill_all, lab_dir, remove_tree, require, run, unmount_below
 
 REPO = Path(__file__).parents[2]
 BASE = "docker.io/library/python:3.11-slim-bookworm"
@@ -175,6 +175,7 @@ class Store:
 
     def ensure_base(self) -> None:
         """Makes the pause image and the base image unless they are there."""
+        kill_all(build_mark())  # whoever holds the lock builds; the rest was left by one killed
         have = {image.name for image in self.images()}
         if PAUSE not in have:
             self._build_pause()
@@ -185,7 +186,6 @@ class Store:
         """Builds a target of the Dockerfile; False when it was up to date already."""
         if target not in TARGETS:
             raise LabError(f"no target {target!r}: it is one of {', '.join(TARGETS)}")
-        self._end_orphans()
         self.ensure_base()
         name = image_name(target)
         base = self.find(BASE)
@@ -215,16 +215,10 @@ class Store:
 
         Never while nodes run: their containers use the layers.
         """
-        self._end_orphans()
+        kill_all(build_mark())
         unmount_below(self.root)
         if self._graph.exists():
             self._buildah("rmi", "--prune", timeout=300)
-
-    @staticmethod
-    def _end_orphans() -> None:
-        """Whoever holds the lock builds; what else builds was left by somebody killed."""
-        while kill_marked(build_mark()):
-            time.sleep(0.05)
 
     def _diff(self, layer: str) -> Path:
         return self._graph / "overlay" / layer / "diff"

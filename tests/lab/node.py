@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,10 +18,8 @@ from tests.lab.pki import Authority, write_kubeconfig
 from tests.lab.proc import (
     LabError,
     Part,
-    cgroup_pids,
     in_netns,
-    kill_cgroup,
-    kill_marked,
+    kill_all,
     make_cgroup,
     mounts,
     remove_cgroup,
@@ -127,11 +124,7 @@ class Node:
         if cut_network:
             with suppress(LabError):
                 ip(self.hub, f"link set {self.link} down\n")
-        end = time.monotonic() + 20
-        while kill_marked(self.mark) + kill_cgroup(self.cgroup):
-            if time.monotonic() > end:
-                raise LabError(f"{self.name}: processes {cgroup_pids(self.cgroup)} do not die")
-            time.sleep(0.02)
+        kill_all(self.mark, self.cgroup)
         self._remove_strays()
         remove_tree(self.dir)
         remove_tree(self.netns)
@@ -221,10 +214,11 @@ class Node:
             self._ctr("snapshots", "rm", key)
         self._ctr("snapshots", "prepare", key, *([parent] if parent else []))
         shown = self._ctr("snapshots", "mounts", "/mnt", key)
-        match = re.search(r"upperdir=([^,\s]+)|(\S+/snapshots/\d+/fs)", shown)
+        # An overlay's upper folder; the lowest layer alone is a bind mount.
+        match = re.search(r"upperdir=([^,\s]+)", shown) or re.search(r"bind (\S+)", shown)
         if match is None:
             raise LabError(f"{self.name}: no folder in {shown!r}")
-        folder = Path(match[1] or match[2])
+        folder = Path(match[1])
         folder.rmdir()
         folder.symlink_to(layer)
         self._ctr("snapshots", "commit", chain_id, key)

@@ -31,6 +31,11 @@ class LabError(RuntimeError):
     """Something the lab needs is missing, broken or late; the text says what and what to do."""
 
 
+#: The mark of commands that are run while the lab is locked: when their parent was killed, whoever
+#: holds the lock next ends them.
+work_mark: str | None = None
+
+
 def lab_dir() -> Path:
     """The folder of everything the lab keeps: programs, images, and the running cluster."""
     chosen = os.environ.get("TRAININGJOB_LAB_DIR")
@@ -102,6 +107,8 @@ def run(
     With `log` everything it writes goes to that file instead and the answer is empty.
     """
     line = [*enter_argv(netns), *(os.fspath(part) for part in argv)]
+    if work_mark is not None:
+        env = {MARK: work_mark, **(os.environ if env is None else env)}
     data = input.encode() if isinstance(input, str) else input
     shown = shlex.join(line if netns is None else line[2:])[:300]
     try:
@@ -292,12 +299,25 @@ def kill(pid: int, mark: str, sig: int = signal.SIGKILL) -> None:
             os.close(held)
 
 
-def kill_marked(prefix: str, sig: int = signal.SIGKILL) -> int:
-    """Signals every process whose mark starts with `prefix`; returns how many there were."""
+def kill_marked(prefix: str) -> int:
+    """Kills every process whose mark starts with `prefix`; returns how many there were."""
     found = list(marked(prefix))
     for pid, mark in found:
-        kill(pid, mark, sig)
+        kill(pid, mark)
     return len(found)
+
+
+def kill_all(prefix: str, cgroup: str | None = None, timeout: float = 20) -> None:
+    """Kills all processes of a mark, and of a cgroup, until none is left."""
+    end = time.monotonic() + timeout
+    quiet = 0
+    # Twice none: a process that is just calling exec has no environment for a moment.
+    while quiet < 2:
+        found = kill_marked(prefix) + (kill_cgroup(cgroup) if cgroup else 0)
+        quiet = 0 if found else quiet + 1
+        if time.monotonic() > end:
+            raise LabError(f"{found} processes marked {prefix} do not die")
+        time.sleep(0.02)
 
 
 def session_leader(pid: int) -> bool:
@@ -353,7 +373,10 @@ class Part:
             if self.ready is None or self.ready():
                 return True
             if self.pid() is None:
-                raise LabError(f"{self.name} ended{tail(self.log)}")
+                # Asked twice: a process that is just calling exec has no environment for a moment.
+                time.sleep(0.2)
+                if self.pid() is None:
+                    raise LabError(f"{self.name} ended{tail(self.log)}")
             return False
 
         wait_for(answers, self.timeout, f"{self.name} does not answer", log=self.log)
