@@ -251,7 +251,7 @@ class LocalBackend:
             job,
             self._size(job),
             attempt=attempt,
-            storage=local.storage(job, self._directory),
+            storage=self._storage(job),
             config=str(self._directory / "config.json"),
             progress=str(head.logs / names.progress_file(submission_id)),
         )
@@ -264,6 +264,12 @@ class LocalBackend:
             )
         except RayRefused as error:
             raise LocalError(f"Ray does not take the job: {error}") from error
+
+    def _storage(self, job: TrainingJob) -> str:
+        place = local.storage(job, self._directory)
+        if "://" not in place:
+            Path(place).mkdir(parents=True, exist_ok=True)  # a mounted volume would be there too
+        return place
 
     def _dashboard(self, head: _RunningHead) -> Dashboard:
         return Dashboard(self._session, head.address, self._token)

@@ -53,11 +53,7 @@ async def connected(target: Target) -> AsyncIterator[Connection]:
     Raises:
         CliError: there is none.
     """
-    if target.kubeconfig:
-        if not target.kubeconfig.is_file():
-            raise CliError(f"{target.kubeconfig}: no such file")
-        # Read when the client library is imported, which happens below.
-        os.environ["KUBECONFIG"] = str(target.kubeconfig)
+    _choose_kubeconfig(target.kubeconfig)
     try:
         from trainingjob.kube.client import KubeClient
     except ModuleNotFoundError as error:
@@ -70,6 +66,21 @@ async def connected(target: Target) -> AsyncIterator[Connection]:
         yield Connection(client, target.namespace or _default_namespace(target), target.context)
     finally:
         await client.close()
+
+
+def _choose_kubeconfig(path: Path | None) -> None:
+    if path:
+        # Read when the client library is imported, which happens later.
+        os.environ["KUBECONFIG"] = str(path)
+    named = os.environ.get("KUBECONFIG")
+    if not named and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return
+    places = named.split(os.pathsep) if named else [str(Path.home() / ".kube" / "config")]
+    if not any(Path(place).is_file() for place in places if place):
+        raise CliError(
+            f"no kubeconfig at {os.pathsep.join(places)}: name one with --kubeconfig, or in the "
+            "variable KUBECONFIG"
+        )
 
 
 def _default_namespace(target: Target) -> str:

@@ -3,6 +3,7 @@
 Each command imports what it needs when it is called, so that `--help` answers at once.
 """
 
+import io
 import os
 import sys
 from enum import StrEnum
@@ -19,8 +20,9 @@ class _Group(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors in one line and our exit codes."""
         standalone = kwargs.pop("standalone_mode", True)
+        kwargs["standalone_mode"] = False
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(*args, **kwargs)
         except CliError as error:
             if os.environ.get("TRAININGJOB_DEBUG") == "1":
                 raise
@@ -282,6 +284,9 @@ def resume(
 
 def main() -> None:
     """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a poor locale is no reason to fail
     plugin = Path(sys.argv[0]).name.startswith("kubectl-")
     app(prog_name="kubectl trainingjob" if plugin else "trainingjob")
 

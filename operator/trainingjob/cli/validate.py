@@ -97,8 +97,27 @@ def render(file: Path, name: str | None, pools: Path | None) -> int:
             f"# Sized for assumed nodes of {_GPUS} GPUs, {_CPU} CPUs and {_MEMORY}: "
             "name yours with --pools."
         )
-    typer.echo(yaml.safe_dump_all(made, sort_keys=False, explicit_start=True, width=100), nl=False)
+    typer.echo(_yaml(made), nl=False)
     return 0
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML in which text of several lines reads as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _yaml(documents: list[dict[str, Any]]) -> str:
+    made: str = yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=100
+    )
+    return made
 
 
 def _catalogue(file: Path) -> Catalogue:

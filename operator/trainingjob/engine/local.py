@@ -35,8 +35,10 @@ from trainingjob.planning.local import Host
 
 Key = tuple[str, str]
 
-LOOK_SECONDS = 0.5
-"""How often a job that runs is looked at."""
+LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.3
+"""How often a job that runs is looked at, and one that gets there or has just got there."""
+YOUNG_SECONDS = 15
+"""Age of an attempt that is looked at more often."""
 LOG_SECONDS = 0.15
 """How often the driver's log is read."""
 
@@ -362,7 +364,7 @@ class Run:
             )
             reading = asyncio.create_task(self._follow(follower))
             try:
-                return await self._until_end(reconciler, backend)
+                return await self._until_end(reconciler, backend, reading)
             finally:
                 reading.cancel()
                 await backend.close()
@@ -376,7 +378,9 @@ class Run:
             follower.pump(self.store.job.status.submission_id)
             await asyncio.sleep(LOG_SECONDS)
 
-    async def _until_end(self, reconciler: Reconciler, backend: LocalBackend) -> TrainingJobStatus:
+    async def _until_end(
+        self, reconciler: Reconciler, backend: LocalBackend, reading: "asyncio.Task[None]"
+    ) -> TrainingJobStatus:
         while True:
             self._look.clear()
             again = await reconciler.reconcile(self.store.job.key)
@@ -390,6 +394,17 @@ class Run:
             stalled = status.condition("Stalled")
             if stalled and status.cluster is None:
                 raise LocalError(stalled.message)
-            wait = LOOK_SECONDS if again is None else min(again, LOOK_SECONDS)
+            if reading.done():
+                reading.result()
+            limit = _interval(status)
+            wait = limit if again is None else min(again, limit)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look.wait(), max(wait, 0.02))
+
+
+def _interval(status: TrainingJobStatus) -> float:
+    last = status.attempts[-1] if status.attempts else None
+    if status.phase is not Phase.RUNNING or last is None or status.stop_requested_time:
+        return QUICK_LOOK_SECONDS
+    young = (utc_now() - last.start_time).total_seconds() < YOUNG_SECONDS
+    return QUICK_LOOK_SECONDS if young else LOOK_SECONDS

@@ -48,6 +48,7 @@ def localise(job: TrainingJob, host: Host) -> tuple[TrainingJob, list[str]]:
     """
     spec = job.spec
     _refuse_kubernetes_sources(spec)
+    storage(job, PurePath())
     workers, notices = _workers(spec.workers, host)
     if spec.spot.policy != "Never":
         notices.append("spec.spot is left out: this machine is neither spot nor on-demand")
@@ -146,20 +147,25 @@ def _count(number: int, thing: str) -> str:
 
 
 def storage(job: TrainingJob, directory: PurePath) -> str:
-    """Where the job's checkpoints are kept: its URI, or a place below the run's `directory`."""
+    """Where the job's checkpoints are kept: its URI, or a place below the run's `directory`.
+
+    Raises:
+        Unfit: the place would be elsewhere.
+    """
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return str(directory / "checkpoints")
     claim = checkpoint.persistent_volume_claim
     if claim is None:
         return str(checkpoint.uri)
-    sub_path = PurePath(claim.sub_path)
-    if sub_path.is_absolute() or ".." in sub_path.parts or "/" in claim.claim_name:
+    below = PurePath(claim.claim_name, claim.sub_path)
+    if below.is_absolute() or ".." in below.parts or "/" in claim.claim_name:
         raise Unfit(
             "NotLocal",
-            "spec.checkpoint.persistentVolumeClaim: subPath must be a path within the volume",
+            "spec.checkpoint.persistentVolumeClaim: claimName must be a name and subPath a path "
+            "within the volume",
         )
-    return str(directory / "volumes" / claim.claim_name / sub_path)
+    return str(directory / "volumes" / below)
 
 
 def continued(status: TrainingJobStatus, saved: datetime, now: datetime) -> TrainingJobStatus:
