@@ -74,6 +74,8 @@ class RunDirectory:
             Busy: another process runs it.
         """
         self.runs.mkdir(parents=True, exist_ok=True)
+        if not (ignore := self.runs / ".gitignore").exists():
+            ignore.write_text("*\n")
         self._lock = os.open(self.runs / f".{self.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + patience
         while True:
