@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,8 @@ class Trainer:
         self.device = _device()
         # Apart from the gradients' group: on GPUs the agreement after each step must not wait for
         # the device, and the checkpoint's thread runs collectives at any time.
-        self.control = dist.new_group(backend="gloo")
+        timeout = timedelta(seconds=config.training.communication_timeout_seconds)
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
         self.run_directory = RunDirectory(job.storage, job.name)
         self.run_directory.check_visible(job, where)
 
@@ -232,9 +234,9 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the latest whole checkpoint, if there is one."""
-        whole = self.run_directory.checkpoints()
-        # Rank 0's view counts: ranks that list the storage at different times may see differently.
-        latest: Manifest | None = self._gather(max(whole.values(), key=_step_of, default=None))[0]
+        # Rank 0 looks for all: listings of one storage at different times may differ.
+        whole = list(self.run_directory.checkpoints().values()) if self.rank == 0 else []
+        latest: Manifest | None = self._gather(whole[-1] if whole else None)[0]
         if latest is None:
             return
         self.checkpointer.load(checkpoint_name(latest.step), latest)
@@ -333,7 +335,8 @@ class Trainer:
             speed = meter.tokens_per_second()
             eta = round(meter.seconds_per_step() * (training.steps - at.step))
             fields |= {"loss": at.loss, "tokens_per_second": round(speed, 1), "eta_seconds": eta}
-            fields["gpu_utilization"] = meter.gpu_utilization(self.control)
+            if (busy := meter.gpu_utilization(self.control)) is not None:
+                fields["gpu_utilization"] = busy
             parts += [f"loss {at.loss or math.nan:.4g}", f"tokens/s {speed:.0f}"]
             parts += [f"eta {eta // 60}:{eta % 60:02d}"]
         if self.validated_at == at.step:
@@ -433,7 +436,3 @@ def _every(interval: int | None, step: int) -> bool:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _step_of(manifest: Manifest) -> int:
-    return manifest.step
