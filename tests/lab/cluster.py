@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.lab.controlplane import (
     discovered,
     etcd_argv,
     fetch,
+    listens,
 )
 from tests.lab.images import Image, Store
 from tests.lab.node import (
@@ -94,6 +96,7 @@ class Lab:
         """Brings up the lab, or repairs what died of it; quick when all is well.
 
         `gpus` and `labels` are for node1, node2, …; the last one given is for the rest as well.
+        Nodes that are up already get them too; one that was killed comes back.
         """
         if self.external:
             self.kubectl("get", "--raw=/readyz", timeout=20)
@@ -122,6 +125,8 @@ class Lab:
             self._wait_api(
                 "/api/v1/namespaces/default/serviceaccounts/default", "the default service account"
             )
+            for part in self.parts().values():
+                part.check()
         say(f"up in {time.monotonic() - started:.1f} s: KUBECONFIG={self.kubeconfig}")
 
     def down(self) -> None:
@@ -239,7 +244,9 @@ class Lab:
                 "proxy", [str(program("kube-proxy")), f"--config={self.run_dir}/proxy.json"], None
             ),
             self._part(
-                "coredns", [str(program("coredns")), f"-conf={self.run_dir}/Corefile"], None
+                "coredns",
+                [str(program("coredns")), f"-conf={self.run_dir}/Corefile"],
+                lambda: in_netns(self.hub, lambda: listens(HUB_ADDRESS, 53)),
             ),
         ]
 
@@ -322,16 +329,15 @@ class Lab:
     ) -> list[NodeSpec]:
         """The nodes there are, and those missing of the `count` default ones."""
         specs = {spec.name: spec for spec in stored_specs(self.run_dir)}
-        labels = labels or DEFAULT_LABELS
         for index in range(1, count + 1):
             name = f"node{index}"
-            if name not in specs:
-                specs[name] = NodeSpec(
-                    name,
-                    index,
-                    gpus=gpus[min(index, len(gpus)) - 1] if gpus else 0,
-                    labels=labels[min(index, len(labels)) - 1],
-                )
+            default = DEFAULT_LABELS[min(index, len(DEFAULT_LABELS)) - 1]
+            spec = specs.get(name, NodeSpec(name, index, labels=default))
+            if gpus:
+                spec = replace(spec, gpus=gpus[min(index, len(gpus)) - 1])
+            if labels:
+                spec = replace(spec, labels=labels[min(index, len(labels)) - 1])
+            specs[name] = spec
         self._reserve(count)
         return list(specs.values())
 
@@ -345,13 +351,13 @@ class Lab:
     def _start_node_runtime(self, node: Node) -> None:
         """The part of a node's start that needs no API server."""
         node.prepare()
+        node.save()
         containerd = node.parts()[0]
         restarted = containerd.start()
         containerd.wait()
-        wanted = list(self.store.images())
         # A containerd that starts forgets images whose packed layers it does not hold.
-        if restarted or not {image.name for image in wanted} <= set(node.images()):
-            node.load(wanted)
+        have = {} if restarted else node.images()
+        node.load(image for image in self.store.images() if have.get(image.name) != image.digest)
 
     def _join(self, node: Node) -> None:
         """Starts the rest of a node and waits until it is Ready, with its labels and GPUs."""
@@ -380,8 +386,7 @@ class Lab:
             words = [f"{key}={value}" for key, value in node.spec.labels.items()]
             self.kubectl("label", "--overwrite", f"node/{node.name}", *words)
         gpus = str(node.spec.gpus)
-        status = found.get("status", {})
-        if gpus != "0" and status.get("allocatable", {}).get("nvidia.com/gpu") != gpus:
+        if found.get("status", {}).get("allocatable", {}).get("nvidia.com/gpu", "0") != gpus:
             patch = {kind: {"nvidia.com/gpu": gpus} for kind in ("capacity", "allocatable")}
             words = ["--subresource=status", "--type=merge", f"-p={json.dumps({'status': patch})}"]
             self.kubectl("patch", f"node/{node.name}", *words)
@@ -470,6 +475,7 @@ class Lab:
 
     def build_image(self, target: str) -> Image:
         """Builds `operator` or `trainer` of the Dockerfile unless it is up to date."""
+        self._need_root()
         with self._lock("images.lock"):
             return self.store.build(target)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -107,6 +108,15 @@ def fetch(url: str, *, token: str | None = None, accept: str = "*/*") -> bytes |
         connection.close()
 
 
+def listens(address: str, port: int) -> bool:
+    """Whether somebody takes TCP connections there."""
+    try:
+        socket.create_connection((address, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
 def discovered(url: str) -> set[tuple[str, str]]:
     """Group and plural of every resource that clients of this API server can discover."""
     accept = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
@@ -147,6 +157,16 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+def _temporary() -> Path:
+    """A new folder; those of processes that were killed are removed on the way."""
+    prefix = "trainingjob-cluster-"
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        pid = old.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+
+
 class ControlPlane:
     """A real etcd and kube-apiserver on this machine, without root and without nodes.
 
@@ -156,7 +176,7 @@ class ControlPlane:
         with ControlPlane(kuberay=True) as cluster:
             cluster.kubectl("apply", "-f", "crds/")
 
-    Both programs end with this process, however it ends.
+    Both programs end with the thread that started them, however it ends.
     """
 
     token = ADMIN_TOKEN
@@ -181,7 +201,7 @@ class ControlPlane:
 
     def start(self) -> ControlPlane:
         """Starts both programs and waits until the API server is ready."""
-        self.directory = self._chosen or Path(tempfile.mkdtemp(prefix="trainingjob-cluster-"))
+        self.directory = self._chosen or _temporary()
         atexit.register(self.stop)
         self.authority = Authority(self.directory / "pki").create()
         try:

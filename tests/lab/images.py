@@ -34,6 +34,7 @@ TARGETS = {
 }
 _COMMON = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE")
 
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 _PAUSE_GO = """package main
 
@@ -75,8 +76,12 @@ class Image:
     config: bytes
     layers: tuple[Layer, ...]
 
-    def archive(self) -> bytes:
-        """An OCI archive of everything but the layers, for `ctr images import`."""
+    @property
+    def digest(self) -> str:
+        """The digest that containerd shows for the image."""
+        return f"sha256:{hashlib.sha256(self._manifest()).hexdigest()}"
+
+    def _manifest(self) -> bytes:
         config = _descriptor("application/vnd.oci.image.config.v1+json", self.config)
         layers = [
             {
@@ -86,12 +91,15 @@ class Image:
             }
             for layer in self.layers
         ]
-        manifest_type = "application/vnd.oci.image.manifest.v1+json"
-        manifest = _json(
-            {"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers}
+        return _json(
+            {"schemaVersion": 2, "mediaType": _MANIFEST, "config": config, "layers": layers}
         )
+
+    def archive(self) -> bytes:
+        """An OCI archive of everything but the layers, for `ctr images import`."""
+        manifest = self._manifest()
         names = {"io.containerd.image.name": self.name}
-        top = {**_descriptor(manifest_type, manifest), "annotations": names}
+        top = {**_descriptor(_MANIFEST, manifest), "annotations": names}
         files = {
             "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
             "index.json": _json({"schemaVersion": 2, "manifests": [top]}),

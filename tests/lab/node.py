@@ -99,8 +99,7 @@ class Node:
             return
         self.destroy()
         self.dir.mkdir(parents=True)
-        # First, so that whatever follows is found and removed when this is killed in between.
-        (self.dir / "node.json").write_text(json.dumps(asdict(self.spec)))
+        self.save()  # first, so that what follows is removed when this is killed in between
         make_netns(self.netns)
         pair = f"link add {self.link} type veth peer name eth0 netns {self.netns}\n"
         ip(self.hub, pair + f"link set {self.link} master lab0 up\n")
@@ -114,6 +113,12 @@ class Node:
         make_cgroup(self.cgroup)
         self._write_config()
         (self.dir / "prepared").touch()
+
+    def save(self) -> None:
+        """Remembers what the node is to be like."""
+        part = self.dir / "node.json.part"
+        part.write_text(json.dumps(asdict(self.spec)))
+        part.replace(self.dir / "node.json")
 
     def destroy(self, *, cut_network: bool = False) -> None:
         """Ends everything on the node at once, without a word to anybody, and removes the rest.
@@ -187,10 +192,10 @@ class Node:
 
     # --- images -----------------------------------------------------------------------------------
 
-    def images(self) -> list[str]:
-        """The names of the images the node has."""
-        names = self._ctr("images", "ls", "-q").split()
-        return sorted(name for name in names if not name.startswith("sha256:"))
+    def images(self) -> dict[str, str]:
+        """Name and digest of the images the node has."""
+        rows = [line.split() for line in self._ctr("images", "ls").splitlines()[1:]]
+        return {row[0]: row[2] for row in rows if not row[0].startswith("sha256:")}
 
     def load(self, images: Iterable[Image]) -> None:
         """Gives images to the node; layers it has already cost nothing."""

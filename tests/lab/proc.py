@@ -23,6 +23,8 @@ T = TypeVar("T")
 #: a process without it is never ours, whatever a stale pid says.
 MARK = "TRAININGJOB_LAB_PART"
 
+# Loaded once: between fork and exec nothing may be loaded any more.
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 
@@ -148,9 +150,8 @@ def enter_argv(netns: Path | None) -> list[str]:
 
 def enter_netns(netns: Path) -> None:
     """Moves the calling thread, and what it starts from now on, into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with netns.open() as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+        if _LIBC.setns(file.fileno(), _CLONE_NEWNET) != 0:
             code = ctypes.get_errno()
             raise LabError(f"cannot enter the network namespace {netns}: {os.strerror(code)}")
 
@@ -272,8 +273,8 @@ def remove_cgroup(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel kills the program as soon as whoever started it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """For `preexec_fn`: the kernel kills the program as soon as the thread that started it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def marked(prefix: str) -> Iterator[tuple[int, str]]:
@@ -366,17 +367,21 @@ class Part:
             )
         return True
 
+    def check(self) -> None:
+        """Raises LabError with its last words when the program has ended."""
+        if self.pid() is None:
+            # Asked twice: a process that is just calling exec has no environment for a moment.
+            time.sleep(0.2)
+            if self.pid() is None:
+                raise LabError(f"{self.name} ended{tail(self.log)}")
+
     def wait(self) -> None:
         """Waits until the program answers; says so at once when it has ended instead."""
 
         def answers() -> bool:
             if self.ready is None or self.ready():
                 return True
-            if self.pid() is None:
-                # Asked twice: a process that is just calling exec has no environment for a moment.
-                time.sleep(0.2)
-                if self.pid() is None:
-                    raise LabError(f"{self.name} ended{tail(self.log)}")
+            self.check()
             return False
 
         wait_for(answers, self.timeout, f"{self.name} does not answer", log=self.log)
