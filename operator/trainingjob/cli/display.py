@@ -71,14 +71,18 @@ class PlainDisplay:
 
     def status(self, status: TrainingJobStatus) -> None:
         """See `Display`."""
-        said = status.message if status.phase in (Phase.RECOVERING, Phase.FAILED) else ""
-        state = (status.phase, status.attempt, said)
-        if state != self._last:
-            self._last = state
-            self._line(f"{status.phase}: {clean(status.message)}")
+        if status.phase.final or status.phase is Phase.SUSPENDED:
+            return  # the last line says more
         now = time.monotonic()
         done = step(status)
         shown = ", ".join([f"step {done}", *figures(status)]) if done else ""
+        said = status.message if status.phase is Phase.RECOVERING else ""
+        state = (status.phase, status.attempt, said)
+        if self._last is None:
+            self._figures = shown  # an earlier command's
+        if state != self._last:
+            self._last = state
+            self._line(f"{status.phase}: {clean(status.message)}")
         if (
             status.phase is Phase.RUNNING
             and shown

@@ -60,7 +60,7 @@ def test_two_failures_then_success(place: Place) -> None:
     assert "try x" in attempts[1]["log"]
 
 
-def test_wrong_configuration_fails_at_once_and_runs_anew_when_corrected(place: Place) -> None:
+def test_a_failed_job_runs_anew_and_a_second_interrupt_ends_it_at_once(place: Place) -> None:
     place.job("echo 'error: no such model'; exit 64")
     command = place.run("--no-logs")
     assert command.end() == 1, command.text
@@ -68,15 +68,20 @@ def test_wrong_configuration_fails_at_once_and_runs_anew_when_corrected(place: P
     assert "  | error: no such model" in command.text
     assert place.stored["status"]["failures"]["user"] == 1
 
-    place.job("true")
-    again = place.run()
-    assert again.end() == 0, again.text
+    place.job("trap '' TERM; echo deaf; sleep 300 & wait; sleep 300")
+    command = place.run()
+    command.shows("\ndeaf\n")
+    os.kill(command.process.pid, signal.SIGINT)
+    command.shows("once more stops at once")
+    os.kill(command.process.pid, signal.SIGINT)
+    assert command.end(10) == 130
+    assert place.processes() == []
     assert [a["attempt"] for a in place.stored["status"]["attempts"]] == [1, 2]
 
 
 def test_interrupted_then_resumed(place: Place) -> None:
     (place.directory / "train.py").write_text(TRAIN)
-    place.job("python train.py 60")
+    place.job("python train.py 30")
     command = place.run()
     command.shows("from step 0")
     command.until(lambda: (place.directory / "step.txt").exists())
@@ -94,16 +99,16 @@ def test_interrupted_then_resumed(place: Place) -> None:
     again = place.run()
     assert again.end() == 0, again.text
     assert "from step 0" not in again.text
-    assert "trained to 60" in again.text
+    assert "trained to 30" in again.text
     after = place.stored
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["status"]["failures"] == {"user": 0, "infrastructure": 0, "preemptions": 0}
-    assert after["status"]["training"]["step"] == 60
+    assert after["status"]["training"]["step"] == 30
 
 
 def test_killed_leaves_no_process_and_goes_on(place: Place) -> None:
     (place.directory / "train.py").write_text(TRAIN)
-    place.job("python train.py 40")
+    place.job("python train.py 20")
     command = place.run()
     command.until(lambda: (place.directory / "step.txt").exists())
     temporary = Path(place.stored["local"]["rayDirectory"])
@@ -115,18 +120,7 @@ def test_killed_leaves_no_process_and_goes_on(place: Place) -> None:
 
     again = place.run()
     assert again.end() == 0, again.text
-    assert "trained to 40" in again.text
+    assert "trained to 20" in again.text
     first, second = place.stored["status"]["attempts"]
     assert (first["outcome"], first["reason"]) == ("NotCharged", "CommandEnded")
     assert second["attempt"] == 2
-
-
-def test_second_interrupt_ends_at_once(place: Place) -> None:
-    place.job("trap '' TERM; echo deaf; sleep 300 & wait; sleep 300")
-    command = place.run()
-    command.shows("\ndeaf\n")
-    os.kill(command.process.pid, signal.SIGINT)
-    command.shows("once more stops at once")
-    os.kill(command.process.pid, signal.SIGINT)
-    assert command.end(10) == 130
-    assert place.processes() == []
