@@ -5,7 +5,6 @@ memory: the engine writes it before it carries out the actions, so that an opera
 between finds its intentions in the next life, and repeats the actions, which are idempotent.
 """
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,20 +13,18 @@ from trainingjob.api.job import TrainingJob
 from trainingjob.api.status import (
     Attempt,
     ClusterStatus,
-    FailureCounts,
     Outcome,
     Phase,
     TrainingJobStatus,
     WorkersStatus,
 )
 from trainingjob.planning import actions as act
-from trainingjob.planning import conditions, names
+from trainingjob.planning import budgets, conditions, history, names
 from trainingjob.planning.catalogue import Catalogue
 from trainingjob.planning.failures import Verdict, judge
 from trainingjob.planning.observed import Cluster, Driver, DriverState, Observed
 from trainingjob.planning.raycluster import check
 from trainingjob.planning.sizing import Sizing, size
-from trainingjob.planning.text import tail
 from trainingjob.planning.unfit import Unfit
 
 STOP_GRACE_SECONDS = 60
@@ -42,9 +39,6 @@ UNCONFIRMED_HEAD_SECONDS = 60
 """How long to wait for a head that cannot be confirmed dead, after its pod was deleted."""
 FAILURES_PER_CLUSTER = 3
 """Infrastructure failures after which the cluster itself is suspected, and replaced."""
-ATTEMPTS_KEPT = 10
-LOG_BYTES = 2048
-LOG_BYTES_TOTAL = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class _Step:
         if self.status.phase != before:
             kind = "Warning" if self.status.phase is Phase.FAILED else "Normal"
             self._announce(kind, str(self.status.phase), self.status.message)
-        elif self.trouble and self.status.message != self.job.status.message:
+        elif self.trouble and not self._known_trouble(self.trouble[0]):
             self._announce("Warning", *self.trouble)
         status = conditions.derive(
             self.status,
@@ -121,16 +115,15 @@ class _Step:
         ordered = sorted(self.actions, key=lambda a: isinstance(a, act.Announce))
         return Plan(status, tuple(ordered), self.requeue)
 
+    def _known_trouble(self, reason: str) -> bool:
+        return any(c.reason == reason for c in self.job.status.conditions)
+
     def _set(self, **fields: Any) -> None:
         self.status = self.status.model_copy(update=fields)
 
     def _set_cluster(self, **fields: Any) -> None:
         assert self.status.cluster is not None
         self._set(cluster=self.status.cluster.model_copy(update=fields))
-
-    def _set_attempt(self, **fields: Any) -> None:
-        *older, last = self.status.attempts
-        self._set(attempts=[*older, last.model_copy(update=fields)])
 
     def _do(self, action: act.Action) -> None:
         self.actions.append(action)
@@ -147,32 +140,32 @@ class _Step:
     @property
     def attempt(self) -> Attempt | None:
         """The attempt under way."""
-        last = self.status.attempts[-1] if self.status.attempts else None
-        return last if last and last.end_time is None else None
+        return history.under_way(self.status)
 
     def _track(self) -> None:
         """Takes over what is seen, before anything is decided."""
-        cluster = self.seen.cluster
-        if cluster and self.status.cluster and self.sizing:
+        cluster, known = self.seen.cluster, self.status.cluster
+        if cluster and known and self.sizing:
             pods, ready = self.sizing.pods, cluster.workers_ready
             workers = WorkersStatus(
                 desired=pods, ready=ready, gpus=ready * self.sizing.gpus_per_pod
             )
             self._set(workers=workers, worker_summary=f"{ready}/{pods}")
             if ready >= pods:
-                if not self.status.cluster.workers_ready_time:
+                if not known.workers_ready_time:
                     self._set_cluster(workers_ready_time=self.now)
                 if self.attempt and self.attempt.accepted:
-                    self._set_attempt(workers_ready=True)
+                    self.status = history.amend(self.status, workers_ready=True)
             head = cluster.head
-            if head and not self.status.cluster.head_pod_uid and self.seen.ray.reachable:
+            if head and not known.head_pod_uid and self.seen.ray.reachable:
                 self._set_cluster(head_pod_uid=head.uid, dashboard_url=cluster.address)
         training = self.seen.training
         if training and self.attempt:
             told = training.model_dump(exclude_none=True)
             merged = (self.status.training or training).model_copy(update=told)
             self._set(training=merged, progress=_progress(merged.step, merged.total_steps))
-            self._set_attempt(
+            self.status = history.amend(
+                self.status,
                 last_step=merged.step,
                 start_step=training.resumed_from_step
                 if training.resumed_from_step is not None
@@ -403,14 +396,8 @@ class _Step:
             start_time=self.now,
             start_step=training.checkpoint_step if training else None,
         )
-        self._set(
-            attempt=number,
-            submissions=self.status.submissions + 1,
-            submission_id=submission,
-            attempts=[*self.status.attempts, attempt][-ATTEMPTS_KEPT:],
-            retry_time=None,
-            stop_requested_time=None,
-        )
+        self.status = history.begin(self.status, attempt)
+        self._set(retry_time=None, stop_requested_time=None)
         phase = Phase.RECOVERING if self.status.phase is Phase.RECOVERING else Phase.STARTING
         self._phase(phase, f"starting attempt {number}")
         self._do(act.Submit(submission, number))
@@ -429,7 +416,8 @@ class _Step:
             return
         if not attempt.accepted:
             head = self.seen.cluster.head if self.seen.cluster else None
-            self._set_attempt(
+            self.status = history.amend(
+                self.status,
                 accepted=True,
                 node=head.node if head else None,
                 workers_ready=self._all_ready(),
@@ -497,42 +485,27 @@ class _Step:
 
     def _close(self, verdict: Verdict, exit_code: int | None = None) -> None:
         """Writes the end of the attempt under way into the history."""
-        if self.attempt is None:
-            return
-        self._set_attempt(
-            end_time=self.now,
-            outcome=verdict.outcome,
-            reason=verdict.reason,
-            message=tail(verdict.message, LOG_BYTES),
-            exit_code=exit_code,
-            log=tail(self.seen.log, LOG_BYTES),
-        )
-        room = LOG_BYTES_TOTAL
-        kept = []
-        for attempt in reversed(self.status.attempts):
-            log = tail(attempt.log, max(0, room))
-            room -= len(log.encode())
-            kept.append(attempt.model_copy(update={"log": log}))
-        self._set(attempts=kept[::-1])
+        self.status = history.end(self.status, verdict, exit_code, self.seen.log, self.now)
 
     def _recover(self, verdict: Verdict, exit_code: int | None, wait: float = 0) -> None:
         """Ends the attempt, charges it, and decides what comes next."""
         number = self.status.attempt
-        self._charge(verdict)
+        policy, outcome = self.spec.failure_policy, verdict.outcome
+        self.status = budgets.charge(self.status, policy, outcome)
         self._close(verdict, exit_code)
-        over = self._budget_spent(verdict)
-        if over or not verdict.retry:
-            self._end(Phase.FAILED, f"{verdict.message}{over}", reason=verdict.reason)
+        spent = budgets.spent(self.status, policy, outcome)
+        if spent or not verdict.retry:
+            message = f"{verdict.message} ({spent})" if spent else verdict.message
+            self._end(Phase.FAILED, message, reason=verdict.reason)
             return
-        delay = max(wait, self._backoff(verdict))
+        delay = max(wait, budgets.backoff(self.job, self.status, outcome))
         self._set(
             retry_time=self.now + timedelta(seconds=round(delay)) if delay else None,
             stop_requested_time=None,
         )
         cluster = self.status.cluster
         if cluster:
-            infrastructure = verdict.outcome is Outcome.INFRASTRUCTURE_FAILURE
-            failures = cluster.failures + infrastructure
+            failures = cluster.failures + (outcome is Outcome.INFRASTRUCTURE_FAILURE)
             self._set_cluster(failures=failures)
             if verdict.new_cluster or failures >= FAILURES_PER_CLUSTER:
                 self._set(cluster=None)
@@ -542,56 +515,6 @@ class _Step:
         self._announce("Warning", verdict.reason, self.status.message)
         # At once where the cluster stays, so that a crashed driver is back in a second.
         self._again(max(delay, 1.0 if self.status.cluster is None else 0.0))
-
-    def _charge(self, verdict: Verdict) -> None:
-        field = {
-            Outcome.USER_FAILURE: "user",
-            Outcome.INFRASTRUCTURE_FAILURE: "infrastructure",
-            Outcome.PREEMPTED: "preemptions",
-        }.get(verdict.outcome)
-        if field is None:
-            return
-        charged = self.status.charged
-        if self.spec.failure_policy.reset_on_progress and self._progressed():
-            charged = FailureCounts()
-        self._set(
-            failures=_plus_one(self.status.failures, field), charged=_plus_one(charged, field)
-        )
-
-    def _progressed(self) -> bool:
-        """Whether the attempt under way wrote a newer checkpoint than it went on from."""
-        training, attempt = self.status.training, self.attempt
-        if training is None or attempt is None or training.checkpoint_step is None:
-            return False
-        return training.checkpoint_step > (attempt.start_step or 0)
-
-    def _budget_spent(self, verdict: Verdict) -> str:
-        policy, charged = self.spec.failure_policy, self.status.charged
-        name, limit, used = {
-            Outcome.USER_FAILURE: ("maxUserFailures", policy.max_user_failures, charged.user),
-            Outcome.INFRASTRUCTURE_FAILURE: (
-                "maxInfrastructureFailures",
-                policy.max_infrastructure_failures,
-                charged.infrastructure,
-            ),
-            Outcome.PREEMPTED: ("maxPreemptions", policy.max_preemptions, charged.preemptions),
-        }.get(verdict.outcome, ("", None, 0))
-        if limit is None or used <= limit:
-            return ""
-        return f" (failurePolicy.{name} is {limit})"
-
-    def _backoff(self, verdict: Verdict) -> float:
-        """Seconds until the next attempt: none after progress, then doubling, with a jitter that
-        is a function of job and attempt, so that many jobs do not come back at once."""
-        if verdict.outcome in (Outcome.STOPPED, Outcome.NOT_CHARGED):
-            return 0.0
-        charged, policy = self.status.charged, self.spec.failure_policy
-        row = charged.user + charged.infrastructure + charged.preemptions
-        if row <= 1:
-            return 0.0
-        delay = min(policy.max_backoff_seconds, policy.backoff_seconds * 2.0 ** min(row - 2, 30))
-        seed = f"{self.job.metadata.uid}/{self.status.attempt}".encode()
-        return delay * (1 + int.from_bytes(hashlib.sha256(seed).digest()[:2]) / 2**16 / 10)
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -697,10 +620,6 @@ class _Step:
             driver.exit_code if driver else None,
         )
         return not self._removing_clusters()
-
-
-def _plus_one(counts: FailureCounts, field: str) -> FailureCounts:
-    return counts.model_copy(update={field: getattr(counts, field) + 1})
 
 
 def _progress(step: int | None, total: int | None) -> str:

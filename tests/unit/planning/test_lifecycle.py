@@ -5,7 +5,7 @@ import pytest
 from tests.unit.planning.world import World
 from trainingjob.api.status import Outcome, Phase, TrainingStatus
 from trainingjob.planning import actions as act
-from trainingjob.planning import lifecycle
+from trainingjob.planning import history, lifecycle
 from trainingjob.planning.observed import Driver, DriverState
 
 
@@ -412,8 +412,8 @@ def test_history_is_bounded() -> None:
     attempts = world.status.attempts
     assert [a.attempt for a in attempts] == list(range(6, 16))
     logs = [len(a.log.encode()) for a in attempts]
-    assert max(logs) <= lifecycle.LOG_BYTES
-    assert sum(logs) <= lifecycle.LOG_BYTES_TOTAL
+    assert max(logs) <= history.LOG_BYTES
+    assert sum(logs) <= history.LOG_BYTES_TOTAL
 
 
 def test_times_of_conditions_change_only_with_their_status() -> None:
