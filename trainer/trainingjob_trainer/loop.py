@@ -25,7 +25,7 @@ from trainingjob_trainer.config import Config, Training
 from trainingjob_trainer.meter import Meter
 from trainingjob_trainer.progress import Reporter
 from trainingjob_trainer.storage import Done, Manifest, RunDirectory, checkpoint_name
-from trainingjob_trainer.watch import Watch, agree
+from trainingjob_trainer.watch import Orders, Watch, agree
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train from the latest checkpoint to the last step, or until told to stop."""
-        training, stop = self.config.training, False
+        training, checkpoint, stop = self.config.training, self.config.checkpoint, False
         self._resume()
         if self.at.step == 0:
             self._validate()
@@ -138,23 +138,11 @@ class Trainer:
             if last or _every(training.eval_every, self.at.step):
                 self._validate()
             self._report(force=last)
-            orders = agree(
-                self.watch,
-                self.checkpointer.written,
-                self.checkpointer.seconds,
-                self.rank,
-                self.world,
-                self.control,
-            )
+            orders = self._agree()
             stop = orders.stop
             if orders.written:
                 self._commit()
-            if (
-                last
-                or stop
-                or orders.save
-                or _every(self.config.checkpoint.every_steps, self.at.step)
-            ):
+            if orders.save or last or stop or _every(checkpoint.every_steps, self.at.step):
                 self._save()
             if last or stop:
                 self._commit()
@@ -229,6 +217,10 @@ class Trainer:
             self.at.start_validation_loss = self.at.validation_loss
         self.validated_at = self.at.step
         self.meter.pause(time.monotonic() - started)
+
+    def _agree(self) -> Orders:
+        saver = self.checkpointer
+        return agree(self.watch, saver.written, saver.seconds, self.rank, self.world, self.control)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -337,11 +329,11 @@ class Trainer:
             fields |= {"loss": at.loss, "tokens_per_second": round(speed, 1), "eta_seconds": eta}
             if (busy := meter.gpu_utilization(self.control)) is not None:
                 fields["gpu_utilization"] = busy
-            parts += [f"loss {at.loss or math.nan:.4g}", f"tokens/s {speed:.0f}"]
+            parts += [f"loss {_shown(at.loss)}", f"tokens/s {speed:.0f}"]
             parts += [f"eta {eta // 60}:{eta % 60:02d}"]
         if self.validated_at == at.step:
             fields["validation_loss"] = at.validation_loss
-            parts.insert(2 if meter.tokens else 1, f"val {at.validation_loss or math.nan:.4g}")
+            parts.insert(2 if meter.tokens else 1, f"val {_shown(at.validation_loss)}")
         meter.reset()
         if self.reporter:
             self.reporter.tick("  ".join(parts), **fields)
@@ -432,6 +424,10 @@ def _device() -> torch.device:
 
 def _every(interval: int | None, step: int) -> bool:
     return bool(interval) and step % (interval or 1) == 0
+
+
+def _shown(loss: float | None) -> str:
+    return "nan" if loss is None else f"{loss:.4g}"
 
 
 def _finite(value: float) -> float | None:
