@@ -1,6 +1,7 @@
 """The backend with something else in the place of Ray."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ async def test_suspended_before_ray_is_up(directory: RunDirectory, tmp_path: Pat
     statuses: list[TrainingJobStatus] = []
     made = run(directory, f"echo $* > {tmp_path}/command; cat; rm -r $1", statuses)
     task = asyncio.create_task(made.run())
-    while not (tmp_path / "command").exists():
+    while not (tmp_path / "command").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     temporary, *command = (tmp_path / "command").read_text().split()
-    assert Path(temporary).is_dir()
+    assert os.path.isdir(temporary)  # noqa: ASYNC240
     assert "--num-cpus=1" in command
     assert "--dashboard-host=127.0.0.1" in command
     made.suspend()
     status = await asyncio.wait_for(task, 10)
     assert status.phase is Phase.SUSPENDED
     assert status.attempts == []
-    assert not Path(temporary).exists()
+    assert not os.path.exists(temporary)  # noqa: ASYNC240
