@@ -55,7 +55,7 @@ def ray_job(name: str, entrypoint: str, mode: str, backoff: int) -> dict[str, An
                 "containers": [
                     {
                         "name": container,
-                        "image": "trainingjob-trainer:latest",
+                        "image": "trainingjob-trainer:0.1.0",
                         "imagePullPolicy": "IfNotPresent",
                         "resources": {"requests": resources, "limits": resources},
                         "volumeMounts": VOLUME["mounts"],
@@ -191,7 +191,7 @@ def main() -> int:
     lab.up()
     for target in ("operator", "trainer"):
         lab.build_image(target)
-        lab.load_image(f"trainingjob-{target}:latest")
+        lab.load_image(f"trainingjob-{target}")
     install_chart(lab, VALUES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

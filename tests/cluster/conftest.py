@@ -16,10 +16,10 @@ from tests.lab.proc import LabError
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "trainingjob-system"
-IMAGE = "trainingjob-trainer:latest"
+IMAGE = "trainingjob-trainer:0.1.0"
 
 VALUES: dict[str, Any] = {
-    "image": {"repository": "docker.io/library/trainingjob-operator", "tag": "latest"},
+    "image": {"repository": "docker.io/library/trainingjob-operator", "tag": "0.1.0"},
     "nodePools": [
         {
             "name": "fake-gpus",
@@ -142,7 +142,7 @@ def lab() -> Lab:
         lab.up()
         for target in ("operator", "trainer"):
             lab.build_image(target)
-            lab.load_image(f"trainingjob-{target}:latest")
+            lab.load_image(f"trainingjob-{target}")
     install_chart(lab, VALUES)
     lab.enter()
     return lab

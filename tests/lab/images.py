@@ -36,6 +36,8 @@ _COMMON = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENS
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+# What the real image has of Python: also its headers, which torch.compile wants.
+_BASE_PACKAGES = "ca-certificates,python3,python3-venv,python3-pip,libpython3-dev"
 _PAUSE_GO = """package main
 
 import (
@@ -52,9 +54,13 @@ func main() {
 """
 
 
+VERSION = "0.1.0"
+"""Tag of the images: a kubelet would pull `latest` anew for each pod, and nothing can be pulled."""
+
+
 def image_name(target: str) -> str:
     """The full name of the image of a Dockerfile target, as a kubelet asks for it."""
-    return f"docker.io/library/trainingjob-{target}:latest"
+    return f"docker.io/library/trainingjob-{target}:{VERSION}"
 
 
 @dataclass(frozen=True)
@@ -177,18 +183,22 @@ class Store:
 
     def find(self, name: str) -> Image | None:
         """The image of that name: in full, or short as in a pod."""
-        wanted = {name, f"{name}:latest", f"docker.io/library/{name}"}
-        wanted |= {f"docker.io/library/{name}:latest", f"localhost/{name}"}
+        wanted = {name, f"{name}:{VERSION}", f"docker.io/library/{name}"}
+        wanted |= {f"docker.io/library/{name}:{VERSION}", f"localhost/{name}"}
         return next((image for image in self.images() if image.name in wanted), None)
 
     def ensure_base(self) -> None:
         """Makes the pause image and the base image unless they are there."""
         kill_all(build_mark())  # whoever holds the lock builds; the rest was left by one killed
         have = {image.name for image in self.images()}
-        if PAUSE not in have:
-            self._build_pause()
-        if BASE not in have:
-            self._build_base()
+        for name, recipe, build in (
+            (PAUSE, _PAUSE_GO, self._build_pause),
+            (BASE, _BASE_PACKAGES, self._build_base),
+        ):
+            stamp = self.root / f"{hashlib.sha256(name.encode()).hexdigest()[:8]}.recipe"
+            if name not in have or not stamp.exists() or stamp.read_text() != recipe:
+                build()
+                stamp.write_text(recipe)
 
     def build(self, target: str) -> tuple[Image, bool]:
         """Builds a target of the Dockerfile; False when it was up to date already."""
@@ -247,8 +257,8 @@ class Store:
         say(f"building {BASE} with debootstrap (about 2 minutes, once)")
         context = self._context("base")
         debootstrap = require("debootstrap", "install the package `debootstrap`")
-        packages = "ca-certificates,python3,python3-venv,python3-pip"
-        argv = [debootstrap, "--variant=minbase", f"--include={packages}", "bookworm", "rootfs"]
+        include = f"--include={_BASE_PACKAGES}"
+        argv = [debootstrap, "--variant=minbase", include, "bookworm", "rootfs"]
         if mirror := os.environ.get("TRAININGJOB_LAB_DEBIAN_MIRROR"):
             argv.append(mirror)
         run(argv, cwd=context, timeout=1200, env=build_env(), log=self._logs / "debootstrap.log")

@@ -51,11 +51,11 @@ def test_archive_holds_everything_but_the_layers():
 
 
 def test_store_finds_images_by_short_names(monkeypatch):
-    names = ["docker.io/library/trainingjob-trainer:latest", "localhost/pause:3"]
+    names = ["docker.io/library/trainingjob-trainer:0.1.0", "localhost/pause:3"]
     found = [Image(name, "id", b"", ()) for name in names]
     monkeypatch.setattr(Store, "images", lambda self: iter(found))
     store = Store()
-    for name in ("trainingjob-trainer", "trainingjob-trainer:latest", names[0]):
+    for name in ("trainingjob-trainer", "trainingjob-trainer:0.1.0", names[0]):
         assert store.find(name) is found[0]
     assert store.find("pause:3") is found[1]
     assert store.find("other") is None
