@@ -34,6 +34,7 @@ TARGETS = {
 }
 _COMMON = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE")
 
+_OURS = "docker.io/library/trainingjob-"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 # What the real image has of Python: also its headers, which torch.compile wants.
@@ -54,13 +55,13 @@ func main() {
 """
 
 
+#: Tag of the images: a kubelet would pull `latest` anew for each pod, and nothing can be pulled.
 VERSION = "0.1.0"
-"""Tag of the images: a kubelet would pull `latest` anew for each pod, and nothing can be pulled."""
 
 
 def image_name(target: str) -> str:
     """The full name of the image of a Dockerfile target, as a kubelet asks for it."""
-    return f"docker.io/library/trainingjob-{target}:{VERSION}"
+    return f"{_OURS}{target}:{VERSION}"
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,15 @@ class Store:
         """
         kill_all(build_mark())
         unmount_below(self.root)
-        if self._graph.exists():
-            self._buildah("rmi", "--prune", timeout=300)
+        if not self._graph.exists():
+            return
+        names = {image.name for image in self.images()}
+        for target in TARGETS:
+            if image_name(target) in names:  # so those of other versions have had their time
+                for name in names - {image_name(target)}:
+                    if name.startswith(f"{_OURS}{target}:"):
+                        self._buildah("rmi", name, timeout=60)
+        self._buildah("rmi", "--prune", timeout=300)
 
     def _diff(self, layer: str) -> Path:
         return self._graph / "overlay" / layer / "diff"
