@@ -6,10 +6,11 @@ import kopf
 
 from trainingjob.api.job import GROUP, PLURAL, VERSION
 from trainingjob.backends.kuberay import NodeTable
+from trainingjob.engine.jobs import Key
 from trainingjob.engine.metrics import JobPhases
 from trainingjob.engine.queue import WorkQueue
 from trainingjob.engine.reconciler import Reconciler
-from trainingjob.engine.store import Key, KubeJobStore
+from trainingjob.engine.store import KubeJobStore
 from trainingjob.planning import names
 
 Event = Any

@@ -17,10 +17,11 @@ import kopf
 from trainingjob.api.job import GROUP, VERSION, InvalidJob
 from trainingjob.backends.kuberay import KubeRayBackend, NodeTable
 from trainingjob.engine import handlers, metrics, server
+from trainingjob.engine.jobs import Key
 from trainingjob.engine.queue import WorkQueue, work
 from trainingjob.engine.reconciler import Reconciler
 from trainingjob.engine.settings import Settings, token_key
-from trainingjob.engine.store import Key, KubeJobStore
+from trainingjob.engine.store import KubeJobStore
 from trainingjob.kube.client import KubeClient
 from trainingjob.kube.errors import KubeError
 from trainingjob.kube.lease import Lease

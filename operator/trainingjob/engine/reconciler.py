@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from trainingjob.api.job import TrainingJob
 from trainingjob.api.status import TrainingJobStatus
 from trainingjob.backends import Backend
-from trainingjob.engine.store import JobStore, Key
+from trainingjob.engine.jobs import JobStore, Key
 from trainingjob.kube.errors import Conflict, KubeError, Refused
 from trainingjob.planning import actions as act
 from trainingjob.planning import lifecycle
 from trainingjob.planning.catalogue import Catalogue
-from trainingjob.rayapi.client import RayError
+from trainingjob.rayapi.client import RayError, RayRefused
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,10 @@ class Reconciler:
         except Conflict as error:
             log.info("%s/%s: %s", *key, error)
             return 0.2
+        except RayRefused as error:
+            log.warning("%s/%s: %s", *key, error)
+            await self._write(job, lifecycle.submission_refused(job, str(error), self._clock()))
+            return 0.0
         except RayError as error:
             log.info("%s/%s: %s", *key, error)
             return 1.0

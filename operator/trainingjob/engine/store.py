@@ -1,10 +1,10 @@
-"""Where jobs are read from and their status is written to."""
+"""Jobs kept by the API server."""
 
 from datetime import UTC, datetime
-from typing import Protocol
 
 from trainingjob.api.job import InvalidJob, TrainingJob, parse
 from trainingjob.api.status import rfc3339
+from trainingjob.engine.jobs import Key
 from trainingjob.kube import events
 from trainingjob.kube.client import KubeClient, Object
 from trainingjob.kube.errors import NotFound
@@ -12,25 +12,9 @@ from trainingjob.kube.resources import TRAINING_JOBS
 from trainingjob.planning import actions as act
 from trainingjob.planning import names
 
-Key = tuple[str, str]
-"""Namespace and name of a job."""
-
-
-class JobStore(Protocol):
-    """What the reconciler needs of the place where jobs are kept."""
-
-    async def read(self, key: Key) -> TrainingJob | None:
-        """The job as it stands now, None when it is gone."""
-
-    async def write_status(self, job: TrainingJob) -> TrainingJob:
-        """Writes the status, if nobody wrote the job since it was read."""
-
-    async def execute(self, job: TrainingJob, action: act.Action) -> None:
-        """Carries out one action on the job itself."""
-
 
 class KubeJobStore:
-    """The API server as store."""
+    """See `trainingjob.engine.jobs.JobStore`."""
 
     def __init__(self, client: KubeClient, component: str) -> None:
         self._client, self._component = client, component
@@ -47,7 +31,7 @@ class KubeJobStore:
         self._written.pop(key, None)
 
     async def read(self, key: Key) -> TrainingJob | None:
-        """See `JobStore`.
+        """See `trainingjob.engine.jobs.JobStore`.
 
         Raises:
             InvalidJob: the stored object does not fit the types (an older schema let it in).
@@ -59,7 +43,7 @@ class KubeJobStore:
         return parse(body)
 
     async def write_status(self, job: TrainingJob) -> TrainingJob:
-        """See `JobStore`.
+        """See `trainingjob.engine.jobs.JobStore`.
 
         Raises:
             Conflict: somebody wrote the job since it was read.

@@ -73,7 +73,7 @@ _BY_CODE = {
     ),
     ExitCode.NOT_FOUND: _user(
         "EntrypointNotFound",
-        "the entrypoint was not found in the image; correct spec.entrypoint or the image",
+        "the entrypoint was not found; correct spec.entrypoint or the image",
         retry=False,
     ),
 }
@@ -97,6 +97,12 @@ def judge(driver: Driver, log: str, *, stop_requested: bool) -> Verdict:
         return Verdict(Outcome.PREEMPTED, "Preempted", "the training stopped at a checkpoint")
     if driver.error_type == "RUNTIME_ENV_SETUP_FAILURE":
         return _user("RuntimeEnvError", f"spec.runtimeEnv failed: {_first_line(driver.message)}")
+    if driver.error_type != "JOB_ENTRYPOINT_COMMAND_ERROR" and any(
+        sign in driver.message for sign in ("runtime_env[", "parse_and_validate")
+    ):
+        # Ray finds some errors in it only when it starts the driver's supervisor.
+        said = _first_line(driver.message)
+        return _user("RuntimeEnvError", f"spec.runtimeEnv is refused by Ray: {said}", retry=False)
     if driver.error_type not in ("", "JOB_ENTRYPOINT_COMMAND_ERROR"):
         return _infrastructure("RayJobFailed", _first_line(driver.message) or driver.error_type)
     if code is None:

@@ -63,6 +63,13 @@ def refused(job: TrainingJob, message: str, now: datetime) -> TrainingJobStatus:
     )
 
 
+def submission_refused(job: TrainingJob, message: str, now: datetime) -> TrainingJobStatus:
+    """The status of a job whose submission Ray refuses: the next one could only fare the same."""
+    step = _Step(job, Observed(), now, Catalogue())
+    step.refuse_submission(message)
+    return step.finish().status
+
+
 class _Step:
     def __init__(
         self, job: TrainingJob, seen: Observed, now: datetime, catalogue: Catalogue
@@ -94,9 +101,9 @@ class _Step:
             self._after_end()
         else:
             self._live()
-        return self._finish()
+        return self.finish()
 
-    def _finish(self) -> Plan:
+    def finish(self) -> Plan:
         before = self.job.status.phase
         if self.status.phase != before:
             kind = "Warning" if self.status.phase is Phase.FAILED else "Normal"
@@ -275,7 +282,7 @@ class _Step:
         head = cluster.head
         if known.head_pod_uid:
             if head is None or head.uid != known.head_pod_uid:
-                self._lost("HeadLost", "the head pod is gone")
+                self._lost("HeadLost", "the head is gone")
                 return
             if head.unreachable:
                 self._lost(
@@ -287,10 +294,10 @@ class _Step:
                 return
         if head is None and known.workers_ready_time:
             # KubeRay replaces no head once all pods have been ready.
-            self._lost("HeadLost", "the head pod is gone")
+            self._lost("HeadLost", "the head is gone")
             return
         if head and head.ended:
-            self._lost("HeadLost", f"the head pod ended: {head.reason or 'unknown reason'}")
+            self._lost("HeadLost", f"the head ended: {head.reason or 'unknown reason'}")
             return
         provisioned = known.workers_ready_time and known.head_pod_uid
         if not provisioned and self._provisioning_overdue(cluster):
@@ -475,6 +482,16 @@ class _Step:
                 f"the driver ended before all workers were ready: {verdict.message}",
             )
         self._recover(verdict, driver.exit_code)
+
+    def refuse_submission(self, message: str) -> None:
+        """Ends the job, since Ray does not take what it would submit."""
+        verdict = Verdict(
+            Outcome.USER_FAILURE,
+            "SubmissionRefused",
+            f"Ray refuses the submission: {message}; correct spec.entrypoint or spec.runtimeEnv",
+            retry=False,
+        )
+        self._recover(verdict, None)
 
     def _lost(self, reason: str, message: str, wait: float = 0) -> None:
         """The cluster is lost, and with it what ran on it."""

@@ -44,7 +44,7 @@ class Dashboard:
         """Returns when the dashboard takes our token.
 
         Raises:
-            RayError: it does not answer. RayRefused: it does not take the token.
+            RayError: it does not answer, or does not take the token.
         """
         await self._json("GET", "/api/version")
 
@@ -130,8 +130,10 @@ class Dashboard:
                 if response.status == 404 and absent_is_none:
                     return None
                 if response.status >= 400:
-                    # 5xx with this text is Ray's way to say that the request itself is wrong.
-                    refused = response.status < 500 or _ALREADY_EXISTS in text
+                    # 5xx with this text is Ray's way to say that the request itself is wrong; a
+                    # token that is not taken says nothing about the request.
+                    wrong = response.status < 500 and response.status not in (401, 403)
+                    refused = wrong or _ALREADY_EXISTS in text
                     kind = RayRefused if refused else RayError
                     raise kind(f"{method} {path}: {response.status} {text.strip()[-300:]}")
                 return json.loads(text) if text else None

@@ -9,7 +9,7 @@ from trainingjob.engine.reconciler import REFUSED_SECONDS, Reconciler
 from trainingjob.kube.errors import Conflict, Refused, Unavailable
 from trainingjob.planning import actions as act
 from trainingjob.planning.observed import Observed
-from trainingjob.rayapi.client import RayError
+from trainingjob.rayapi.client import RayError, RayRefused
 
 
 class Fake:
@@ -102,6 +102,17 @@ async def test_a_silent_dashboard_is_asked_again_soon() -> None:
     assert await reconciler.reconcile(KEY) == 1.0
     await reconciler.reconcile(KEY)
     assert fake.world.submitted == ["job-11111111-1"]
+
+
+async def test_a_submission_that_ray_refuses_ends_the_job() -> None:
+    fake, reconciler = make()
+    await reconciler.reconcile(KEY)
+    fake.fail["Submit"] = RayRefused("400 runtime_env must be an object")
+    await reconciler.reconcile(KEY)
+    assert fake.world.status.phase == "Failed"
+    assert "runtime_env must be an object" in fake.world.status.message
+    await reconciler.reconcile(KEY)
+    assert fake.world.clusters == {}
 
 
 async def test_figures_alone_are_written_only_now_and_then() -> None:
