@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from bench.report import Bar, finish, ratio
-from tests.cluster.conftest import VALUES, install_chart, job
+from tests.cluster.conftest import install, job
 from tests.lab.cluster import Lab
 from tests.lab.controlplane import ControlPlane
 
@@ -189,10 +189,7 @@ def main() -> int:
     print(f"  {IDLE_JOBS} idle jobs: {memory:.0f} MB")
     lab = Lab()
     lab.up()
-    for target in ("operator", "trainer"):
-        lab.build_image(target)
-        lab.load_image(f"trainingjob-{target}")
-    install_chart(lab, VALUES)
+    install(lab)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)

@@ -134,16 +134,25 @@ def install_chart(lab: Lab, values: dict[str, Any]) -> None:
     assert code == 0, f"helm install failed: {operator_log(lab)}"
 
 
+def install(lab: Lab) -> None:
+    """The images of this checkout on every node of the lab, and the chart."""
+    values = dict(VALUES)
+    if not lab.external:
+        images = {target: lab.build_image(target) for target in ("operator", "trainer")}
+        for target in images:
+            lab.load_image(f"trainingjob-{target}")
+        # The tag stays the same: without this a changed image would not replace running pods.
+        values["podAnnotations"] = {"trainingjob.test/image": images["operator"].id}
+    install_chart(lab, values)
+
+
 @pytest.fixture(scope="session")
 def lab() -> Lab:
     """The lab with images and chart. It stays up: whoever started the tests ends it."""
     lab = Lab()
     if not lab.external:
         lab.up()
-        for target in ("operator", "trainer"):
-            lab.build_image(target)
-            lab.load_image(f"trainingjob-{target}")
-    install_chart(lab, VALUES)
+    install(lab)
     lab.enter()
     return lab
 
@@ -172,7 +181,7 @@ def job(name: str = "job", **spec: Any) -> dict[str, Any]:
             "rayVersion": "2.60.0",
             "entrypoint": "echo hello",
             "workers": {"replicas": 1, "cpu": "500m", "memory": "2Gi"},
-            "head": {"cpu": "500m", "memory": "3Gi"},
+            "head": {"cpu": "900m", "memory": "3Gi"},
             **spec,
         },
     }

@@ -1,8 +1,10 @@
 """The example that a new user applies first."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.cluster.conftest import Cluster
@@ -43,7 +45,18 @@ def test_the_quickstart_trains_a_model_and_leaves_no_cluster(cluster: Cluster, l
         assert list(folder.glob("checkpoint_step_*/.metadata"))
 
 
-def test_four_gpus_over_two_nodes(cluster: Cluster, lab: Lab) -> None:
+@pytest.fixture
+def gpu_nodes(lab: Lab) -> Iterator[None]:
+    """Two nodes that say they have two GPUs each."""
+    if lab.external:
+        pytest.skip("nodes cannot be added to a cluster that is not ours")
+    names = [lab.add_node(gpus=2, labels={"trainingjob.test/gpus": "true"}) for _ in range(2)]
+    yield
+    for name in names:
+        lab.kill_node(name, delete=True)
+
+
+def test_four_gpus_over_two_nodes(cluster: Cluster, gpu_nodes: None) -> None:
     claim, job = yaml.safe_load_all(QUICKSTART.read_text())
     job["spec"]["workers"] = {"gpus": 4, "gpuTypes": ["fake"], "cpu": "900m", "memory": "3Gi"}
     job["spec"]["config"]["training"]["steps"] = 40

@@ -249,15 +249,19 @@ class KubeRayBackend:
 
     async def _delete_cluster(self, job: TrainingJob, name: str) -> None:
         namespace = job.metadata.namespace
+        # Pods first, and at once: the training is over, and what Ray's drain would wait for is not
+        # there any more. Left to the garbage collector they would hold their GPUs for their whole
+        # grace period, which a kubelet does not shorten afterwards. KubeRay replaces no pod that
+        # is on its way out.
+        for pod in await self._client.find(PODS, namespace, labels=f"ray.io/cluster={name}"):
+            meta = pod["metadata"]
+            if (node := pod["spec"].get("nodeName")) and await self._node_lost(node):
+                await self._delete_pod(job, meta["name"], meta["uid"])
+            elif meta.get("deletionGracePeriodSeconds", 60) > 1:
+                await self._delete_pod(job, meta["name"], meta["uid"], 1)
         await self._client.delete(RAY_CLUSTERS, namespace, name)
         for kind in ("Secret", "ConfigMap"):
             await self._client.delete(BY_KIND[kind], namespace, name)
-        # The training is over: what Ray's drain would wait for is not there any more.
-        for pod in await self._client.find(PODS, namespace, labels=f"ray.io/cluster={name}"):
-            if not pod["metadata"].get("deletionTimestamp"):
-                await self._delete_pod(job, pod["metadata"]["name"], pod["metadata"]["uid"], 1)
-            elif (node := pod["spec"].get("nodeName")) and await self._node_lost(node):
-                await self._delete_pod(job, pod["metadata"]["name"], pod["metadata"]["uid"])
 
     async def _delete_pod(self, job: TrainingJob, name: str, uid: str, grace: int = 0) -> None:
         try:

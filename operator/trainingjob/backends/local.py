@@ -203,7 +203,7 @@ class LocalBackend:
             # The default range is shared by every Ray on the machine.
             "--min-worker-port=0",
             "--max-worker-port=0",
-            f"--num-cpus={sizing.pods * max(1, int(sizing.cpu))}",
+            f"--num-cpus={sizing.pods * sizing.ray_cpus}",
             f"--num-gpus={sizing.pods * sizing.gpus_per_pod}",
             f"--object-store-memory={self._object_store(sizing)}",
             f"--temp-dir={directory}",

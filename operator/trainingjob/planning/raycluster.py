@@ -169,7 +169,7 @@ def _group(
         "minReplicas": minimum,
         "maxReplicas": sizing.pods,
         "rayStartParams": {
-            "num-cpus": str(max(1, int(sizing.cpu))),
+            "num-cpus": str(sizing.ray_cpus),
             "num-gpus": str(sizing.gpus_per_pod),
             "object-store-memory": str(sizing.object_store_memory),
             "disable-usage-stats": "true",
@@ -182,7 +182,7 @@ def _head(plan: ClusterPlan) -> dict[str, Any]:
     head = plan.job.spec.head
     resources = {"cpu": head.cpu, "memory": head.memory}
     container = {
-        **_container(plan, "ray-head", resources),
+        **_container(plan, "ray-head", resources, drain_seconds=0),
         "ports": [
             {"name": "gcs-server", "containerPort": 6379},
             {"name": "dashboard", "containerPort": DASHBOARD_PORT},
@@ -215,7 +215,7 @@ def _worker(plan: ClusterPlan, pool: NodePool | None) -> dict[str, Any]:
     if sizing.gpus_per_pod and pool:
         resources[pool.resource] = str(sizing.gpus_per_pod)
     container = {
-        **_container(plan, "ray-worker", resources),
+        **_container(plan, "ray-worker", resources, drain_seconds=DRAIN_SECONDS),
         "readinessProbe": _probe(52365, "/api/local_raylet_healthz"),
     }
     container["volumeMounts"].append({"name": "shared-memory", "mountPath": "/dev/shm"})
@@ -225,7 +225,9 @@ def _worker(plan: ClusterPlan, pool: NodePool | None) -> dict[str, Any]:
     return merge(template, plan.job.spec.worker.pod_template or {}, "spec.worker.podTemplate")
 
 
-def _container(plan: ClusterPlan, name: str, resources: dict[str, str]) -> dict[str, Any]:
+def _container(
+    plan: ClusterPlan, name: str, resources: dict[str, str], *, drain_seconds: int
+) -> dict[str, Any]:
     spec = plan.job.spec
     env: list[dict[str, Any]] = [
         {"name": "RAY_AUTH_MODE", "value": "token"},
@@ -235,7 +237,7 @@ def _container(plan: ClusterPlan, name: str, resources: dict[str, str]) -> dict[
         },
         # Ray would run training at nice 15, behind any other process of the node.
         {"name": "RAY_worker_niceness", "value": "0"},
-        {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": str(DRAIN_SECONDS)},
+        {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": str(drain_seconds)},
     ]
     ours = {e["name"] for e in env}
     mounts: list[dict[str, Any]] = [

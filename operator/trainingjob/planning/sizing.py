@@ -28,9 +28,16 @@ class Sizing:
         return self.pods * max(1, self.gpus_per_pod)
 
     @property
+    def ray_cpus(self) -> int:
+        """CPUs that Ray counts in a pod: whole ones, and at least one."""
+        return max(1, int(self.cpu))
+
+    @property
     def cpus_per_train_worker(self) -> Decimal:
-        """CPUs of each Ray Train worker: whole ones, since Ray rounds a pod's CPUs up."""
-        return max(Decimal(1), self.cpu // max(1, self.gpus_per_pod))
+        """CPUs of each Ray Train worker; a fraction where a pod has fewer CPUs than GPUs."""
+        share = Decimal(self.ray_cpus) / max(1, self.gpus_per_pod)
+        step = Decimal(1) if share >= 1 else Decimal("0.01")
+        return share // step * step
 
 
 class DoesNotFit(Unfit):

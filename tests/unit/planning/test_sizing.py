@@ -75,6 +75,12 @@ def test_pods_get_their_share_of_the_node() -> None:
     assert made.cpus_per_train_worker == 24
 
 
+def test_a_pod_with_fewer_cpus_than_gpus_shares_them() -> None:
+    made = size(workers(gpus=4, cpu="900m"), Catalogue(pools=[pool(4)]), "Never")
+    assert (made.ray_cpus, made.cpus_per_train_worker) == (1, Decimal("0.25"))
+    assert made.cpus_per_train_worker * made.gpus_per_pod <= made.ray_cpus
+
+
 def test_what_the_user_says_wins_over_the_share() -> None:
     made = size(
         workers(gpus=2, cpu="10", memory="64Gi", sharedMemory="8Gi"),
@@ -87,14 +93,16 @@ def test_what_the_user_says_wins_over_the_share() -> None:
 def test_gpu_types_are_tried_in_order_of_preference() -> None:
     pools = Catalogue(pools=[pool(8, "a100"), pool(4, "h100")])
     made = size(workers(gpus=4, gpuTypes=["h100", "a100"]), pools, "Never")
-    assert made.on_demand and made.on_demand.gpu_type == "h100"
+    assert made.on_demand is not None
+    assert made.on_demand.gpu_type == "h100"
     # Nine do not fill nodes of eight; three nodes of three do.
     made = size(
         workers(gpus=9, gpuTypes=["a100", "h100"]),
         Catalogue(pools=[pool(8, "a100"), pool(3, "h100")]),
         "Never",
     )
-    assert made.on_demand and made.on_demand.gpu_type == "h100"
+    assert made.on_demand is not None
+    assert made.on_demand.gpu_type == "h100"
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
