@@ -63,8 +63,9 @@ class Cluster:
             status = self.status(job)
             if check(status):
                 return status
-            if time.monotonic() > end:
-                raise AssertionError(f"not {what} after {timeout} s: {self.picture(job)}")
+            over = status.get("phase") in ("Succeeded", "Failed")  # nothing follows
+            if over or time.monotonic() > end:
+                raise AssertionError(f"not {what} within {timeout} s: {self.picture(job)}")
             time.sleep(0.3)
 
     def until_phase(self, phase: str, timeout: float, job: str = "job") -> dict[str, Any]:

@@ -16,12 +16,12 @@ from tests.lab.proc import LabError
 WITNESS = """
 import os, time
 place = "/var/trainingjob/storage/drivers"
-name = f"{os.environ['TRAININGJOB_ATTEMPT']}-{time.time_ns()}"
+name = os.environ["TRAININGJOB_ATTEMPT"] + "-" + str(time.time_ns())
 def note(what):
     with open(place, "a") as record:
         record.write(f"{time.time():.3f} {what} {name}\\n")
 note("begin")
-for _ in range(40):
+for _ in range(20):
     time.sleep(0.25)
     note("alive")
 note("end")
@@ -58,7 +58,7 @@ def test_killed_at_ten_random_moments_a_job_runs_once_and_succeeds(
                 checkpoint={"persistentVolumeClaim": {"claimName": volume}},
             ),
         )
-        time.sleep(chance.uniform(0, 22))
+        time.sleep(chance.uniform(0, 16))
         kills += kill_leader(lab)
         status = cluster.until_phase("Succeeded", 180, job=name)
         assert status["attempt"] == 1
