@@ -38,7 +38,7 @@ class Result:
 
 def pytest(tier: str, lab: Lab | None = None) -> Result:
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", f"tests/{tier}"]
+    command = [sys.executable, "-m", "pytest", "-q", "--durations=8", f"tests/{tier}"]
     env = dict(os.environ)
     if lab:
         command, env = lab.command(*command), lab.env()
