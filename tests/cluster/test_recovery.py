@@ -10,7 +10,7 @@ from tests.lab.cluster import Lab
 CONFIG = {
     "model": {"config": {"hiddenSize": 64, "layers": 2, "heads": 2, "intermediateSize": 128}},
     "data": {"train": ["${PYTHON_STDLIB}/json/*.py"], "sequenceLength": 64},
-    "training": {"steps": 400, "globalBatchSize": 8, "evalEvery": 400, "logEvery": 5},
+    "training": {"steps": 240, "globalBatchSize": 8, "evalEvery": 240, "logEvery": 5},
     "checkpoint": {"everySteps": 10, "keep": 2},
 }
 
@@ -64,7 +64,7 @@ def test_a_node_lost_without_notice_costs_the_steps_since_the_last_checkpoint(
     assert status["failures"]["infrastructure"] == 1
     assert status["attempt"] == 2
     assert status["attempts"][1]["startStep"] >= 20, "it went on from a checkpoint"
-    assert training(status)["step"] == 400
+    assert training(status)["step"] == 240
     cluster.until_gone(60)
 
 
