@@ -62,6 +62,9 @@ def cluster() -> Result:
     was_up = answers(lab)
     try:
         lab.up()
+        if not lab.external:
+            for target in ("operator", "trainer"):  # inside of the lab there is no way out
+                lab.build_image(target)
     except LabError as error:
         return Result("cluster", {}, 0, skipped=str(error).splitlines()[0])
     try:
