@@ -244,6 +244,7 @@ class Store:
                 for name in names - {image_name(target)}:
                     if name.startswith(f"{_OURS}{target}:"):
                         self._buildah("rmi", name, timeout=60)
+        self._buildah("rm", "--all", timeout=300)  # a build that failed leaves its container
         self._buildah("rmi", "--prune", timeout=300)
 
     def _diff(self, layer: str) -> Path:
