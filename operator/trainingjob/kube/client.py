@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -175,12 +175,6 @@ class KubeClient:
         """The JSON at a path, such as /version."""
         return await self._json("get", Resource("", "v1", "raw", ""), path)
 
-    async def stream(self, path: str, query: dict[str, str]) -> AsyncIterator[str]:
-        """The lines of a streaming answer (pod logs), as they come."""
-        response = await self._send("GET", path, query, None, None, limits=None)
-        async for line in response.content:
-            yield line.decode("utf-8", "replace").rstrip("\n")
-
     # -- requests ----------------------------------------------------------------------------------
 
     async def _json(
@@ -202,7 +196,7 @@ class KubeClient:
         # A create that was carried out and whose answer got lost would be done twice.
         safe = verb != "create"
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception(lambda e: safe and _worth_retrying(e)),
+            retry=retry_if_exception(lambda e: safe and isinstance(e, Unavailable)),
             wait=wait_random_exponential(multiplier=0.2, max=3),
             stop=stop_after_attempt(4),
             reraise=True,
@@ -210,7 +204,7 @@ class KubeClient:
             with attempt:
                 began, status = time.monotonic(), 0
                 try:
-                    response = await self._send(method, path, query, body, content, _TIMEOUT)
+                    response = await self._send(method, path, query, body, content)
                     status = response.status
                     answer: Object = json.loads(await response.read())
                     return answer
@@ -230,7 +224,6 @@ class KubeClient:
         query: dict[str, str] | None,
         body: Any,
         content: str | None,
-        limits: aiohttp.ClientTimeout | None,
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"}
         if content:
@@ -241,9 +234,7 @@ class KubeClient:
             method, url, headers, _, _ = await self._api.param_serialize(
                 method, full, header_params=headers, auth_settings=["BearerToken"]
             )
-            answer = await self._api.call_api(
-                method, url, headers, body, _request_timeout=limits or aiohttp.ClientTimeout()
-            )
+            answer = await self._api.call_api(method, url, headers, body, _request_timeout=_TIMEOUT)
         except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError) as error:
             raise _no_answer(error, method, path) from error
         response: aiohttp.ClientResponse = answer.response
@@ -265,7 +256,3 @@ def _failure(response: aiohttp.ClientResponse, text: str, request: str) -> KubeE
     except ValueError:
         reason, message = "", re.sub(r"\s+", " ", text)[:300] or str(response.reason)
     return error_for(response.status, reason, message, request)
-
-
-def _worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, Unavailable)

@@ -27,11 +27,6 @@ def submission(metadata: Metadata, number: int) -> str:
     return f"{metadata.name}-{metadata.uid.replace('-', '')[:8]}-{number}"
 
 
-def head_service(cluster_name: str) -> str:
-    """Name of the Service that KubeRay makes for the head."""
-    return f"{cluster_name}-head-svc"
-
-
 def progress_file(submission_id: str) -> str:
     """Name of the progress file within Ray's log directory."""
     return f"trainingjob-progress-{submission_id}.jsonl"
